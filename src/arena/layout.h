@@ -54,6 +54,7 @@ class Layout {
   void step_ended();
   // Serves no more blocks; blocks in it stay until they are freed.
   void retire() { retired_ = true; }
+  bool retired() const { return retired_; }
   bool idle() const { return taken_ == 0; }
   // Returns the range to the driver. Requires that no subrange is in use.
   Status destroy(const driver::Place& place, managed::Freer* freer);

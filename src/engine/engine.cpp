@@ -367,7 +367,8 @@ void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream strea
 // False if the unit's pages come by faults: in a static layout, where later blocks would inherit
 // the advice, and where the host has no room.
 bool Engine::use_on_host(RangeId id) {
-  if (!state_.active() || sharing_.contains(state_.ranges[id].base)) return false;
+  const bool shared = !state_.mapped() && sharing_.contains(state_.ranges[id].base);
+  if (!state_.active() || shared) return false;
   if (state_.mapped()) {  // beyond the host budget, as nothing else would make it usable
     const Status usable = transfers_.make_usable(id, managed::Where::kHost);
     state_.count_error(usable);
@@ -412,11 +413,6 @@ void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream,
     moved_.push_back(id);
   }
   if (!moved_.empty()) state_.count_error(transfers_.send_back(moved_));
-}
-
-bool Engine::layout_in_the_way(std::size_t bytes) const {
-  return state_.active() && sharing_.joined() &&
-         (moves_.short_of_room() || state_.kept() + bytes > state_.limits.budget_bytes);
 }
 
 std::size_t Engine::shortage(std::size_t bytes) const {
@@ -520,6 +516,8 @@ void Engine::end_moves() {
   if (!state_.mapped()) return;
   const CallScope scope(state_.table, state_.place);
   finish_moves();  // work on the device may use what is on the host
+  std::vector<RangeId> parted;
+  state_.count_error(sharing_.part(true, {}, parted));
   for (RangeId id = 1; id < state_.ledger.capacity(); ++id) {
     if (!state_.ledger.live(id) || !state_.ledger.away(id)) continue;
     const bool fits = state_.fits(state_.ledger.at(id).bytes);
@@ -537,11 +535,6 @@ Status Engine::set_limits(Limits limits) {
   const Limits previous = std::exchange(state_.limits, limits);
   if (!state_.managed) return {};
   if (state_.active()) moves_.make_room(0);
-  if (state_.active() && !state_.fits(0)) {
-    const Status parted = sharing_.part(false);
-    (void)parted;  // the error below says what it would
-    moves_.make_room(0);
-  }
   // Memory outside of umem may exceed any budget, and must not prevent setting one.
   if (!state_.active() || state_.ledger.resident_bytes() <= state_.share()) return {};
   state_.limits = previous;

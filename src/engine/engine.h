@@ -109,9 +109,6 @@ class Engine {
   bool fits_beside_live(std::size_t bytes) const {
     return state_.taken() - state_.ledger.dead_bytes() + bytes <= state_.limits.budget_bytes;
   }
-  // True if a joined layout (sharing.h) has memory that `bytes` more, or units that were evicted in
-  // this step, need.
-  bool layout_in_the_way(std::size_t bytes) const;
   // Bytes that must be evicted to fit `bytes` more; 0 if nothing is ever evicted.
   std::size_t shortage(std::size_t bytes) const;
   // The units to evict first, if they may be evicted, until the next call: a victim callback's

@@ -125,6 +125,10 @@ bool Moves::make_room(std::size_t bytes) {
   if (state_.fits(bytes)) return true;
   const std::size_t wanted = std::min(bytes, state_.share());
   discard_dead(wanted);
+  if (!state_.fits(wanted) && state_.joined_idle > 0) {
+    const Status parted = part_layout();
+    (void)parted;  // in use: the units beside it leave, and it is tried again
+  }
   if (!state_.fits(wanted)) {
     const std::uint64_t before = state_.counters.evictions;
     evict(wanted);
@@ -174,7 +178,23 @@ void Moves::evict_ahead() {
   if (!state_.fits(ahead)) evict(std::min(ahead, state_.share()));
 }
 
+Status Moves::part_layout(const std::vector<RangeId>* leaving, bool lost) {
+  static const std::vector<RangeId> kNone;
+  std::vector<RangeId> parted;
+  UMEM_RETURN_IF_ERROR(
+      sharing_.part(leaving != nullptr, leaving && lost ? *leaving : kNone, parted));
+  std::erase_if(parted, [&](RangeId id) {
+    if (!leaving) return !state_.ledger.kept_in_place(id);
+    return std::find(leaving->begin(), leaving->end(), id) != leaving->end();
+  });
+  return parted.empty() ? Status() : fetch(parted, nullptr);
+}
+
 void Moves::step_ended() {
+  if (short_now_ && state_.joined_idle > 0) {
+    const Status parted = part_layout();
+    (void)parted;  // in use: tried again after the next step
+  }
   short_before_ = short_now_;
   short_now_ = false;
 }

@@ -31,8 +31,9 @@ class Moves {
   // bytes were evicted in this step or the previous one: a program that fits moves nothing.
   void evict_ahead();
   void step_ended();
-  // Units were evicted in this step because others needed room.
-  bool short_of_room() const { return short_now_; }
+  // Parts a joined layout (sharing.h); what the program keeps comes back at once. With `leaving`,
+  // the device is at rest, and all but those come back; `lost` says that they lose their bytes.
+  Status part_layout(const std::vector<RangeId>* leaving = nullptr, bool lost = false);
   // The units to evict first, if they may be evicted, until the next call.
   void set_preferred_victims(std::vector<RangeId> ids) { preferred_victims_ = std::move(ids); }
   Status populate(RangeId id);

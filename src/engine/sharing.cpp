@@ -6,6 +6,14 @@ namespace umem::engine {
 
 using driver::CallScope;
 
+namespace {
+
+bool has(const std::vector<RangeId>& ids, RangeId id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+}  // namespace
+
 void Sharing::close() {
   // Before the addresses are freed. Mapped units that died may still be discarded.
   if (state_.mapped()) transfers_.finish_issuing();
@@ -19,6 +27,7 @@ void Sharing::close() {
 }
 
 Status Sharing::join() {
+  transfers_.finish_issuing();  // what leaves makes room, and may have had these addresses
   const managed::MemSpan all = pages_.span();
   if (!state_.fits(all.bytes))
     return {Code::kOutOfDeviceMemory, "the layout does not fit beside what lives"};
@@ -32,46 +41,48 @@ Status Sharing::join() {
   return {};
 }
 
-Status Sharing::may_part(bool at_rest) const {
+Status Sharing::may_part(bool at_rest, const std::vector<RangeId>& lost) const {
   const Ledger& ledger = state_.ledger;
   std::size_t missing = 0;
   for (RangeId id = 1; id < ledger.capacity(); ++id) {
     const Unit& unit = ledger.at(id);
     if (!pages_.contains(state_.ranges[id].base)) continue;
     // Also pins of blocks that were freed inside of the op.
-    const bool stays =
-        unit.op_pins > 0 || (!at_rest && ledger.live(id) &&
-                             (unit.fresh || unit.in_collective || ledger.kept_in_place(id)));
-    if (stays) return {Code::kBadState, "an op uses the layout, or the program keeps a part of it"};
-    if (ledger.live(id)) missing += unit.bytes - std::min(unit.bytes, unit.host_bytes);
+    const bool unseen = ledger.live(id) && (unit.fresh || unit.in_collective);
+    if (unit.op_pins > 0 || (unseen && !at_rest))
+      return {Code::kBadState, "a running op, or a collective, may be using the layout"};
+    if (ledger.live(id) && !has(lost, id))
+      missing += unit.bytes - std::min(unit.bytes, unit.host_bytes);
   }
   const std::size_t limit = state_.limits.host_budget_bytes;
   if (limit == 0 || ledger.host_bytes() + missing <= limit) return {};
   return {Code::kOutOfHostMemory, "the host budget has no room for the blocks of the layout"};
 }
 
-Status Sharing::part(bool at_rest) {
+Status Sharing::part(bool at_rest, const std::vector<RangeId>& lost, std::vector<RangeId>& parted) {
   if (!joined_) return {};
-  UMEM_RETURN_IF_ERROR(may_part(at_rest));
+  UMEM_RETURN_IF_ERROR(may_part(at_rest, lost));
   Ledger& ledger = state_.ledger;
   std::vector<RangeId> ids;
   spans_.clear();
   for (RangeId id = 1; id < ledger.capacity(); ++id) {
     if (!ledger.live(id) || !ledger.at(id).joined) continue;
     ids.push_back(id);
-    spans_.push_back(state_.span(id));
+    if (!has(lost, id)) spans_.push_back(state_.span(id));
   }
   UMEM_RETURN_IF_ERROR(transfers_.finish());
   const CallScope scope(state_.table, state_.place);
   UMEM_RETURN_IF_ERROR(state_.mapped()->part(pages_.span(), spans_));
   for (RangeId id : ids) {
     ledger.set_joined(id, false);
-    ledger.set_state(id, State::kHost);
+    if (state_.follows_plans()) state_.planned->evicted(id);
+    parted.push_back(id);
+    ledger.set_state(id, has(lost, id) ? State::kVoid : State::kHost);
+    if (has(lost, id)) continue;
     ledger.hold_host(id);
     state_.counters.bytes_out += ledger.at(id).bytes;
-    if (state_.follows_plans()) state_.planned->evicted(id);
+    ++state_.counters.evictions;
   }
-  state_.counters.evictions += ids.size();
   ledger.forget_idle(pages_.amounts().dead, 0, 0);
   spans_.clear();
   pages_.lose_track(spans_);
@@ -120,7 +131,7 @@ void Sharing::retire(RangeId id) {
     state_.count_error(transfers_.discard({id}));  // drop pages that faults brought to the device
   }
   bool resident = unit.state == State::kDevice || unit.joined;
-  if (state_.mapped() && resident && !unit.joined) {  // no other block takes its pages over
+  if (state_.mapped() && !unit.joined) {  // no other block takes its pages over
     const CallScope scope(state_.table, state_.place);
     state_.count_error(transfers_.discard({id}));
     resident = false;

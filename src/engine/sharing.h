@@ -27,10 +27,12 @@ class Sharing {
   // budget has no room, or the device.
   Status join();
   bool joined() const { return joined_; }
-  // Ends that: the live blocks become units of their own, on the host. Waits for the device.
-  // kBadState if one of them must stay; unless `at_rest`, so must those that operators may use
-  // unseen, and those that the program keeps. kOutOfHostMemory if the host has no room.
-  Status part(bool at_rest);
+  bool parted() const { return state_.mapped() && pages_.span().bytes > 0 && !joined_; }
+  // Ends that: the live blocks become units of their own, on the host, and `lost` ones without
+  // their bytes. Appends all of them to `parted`. Waits for the device. kBadState if an op uses
+  // one; unless `at_rest`, also if one may be used unseen. kOutOfHostMemory if the host has no
+  // room.
+  Status part(bool at_rest, const std::vector<RangeId>& lost, std::vector<RangeId>& parted);
 
   // A block begins to live there. If all frames are in place it is on the device, without a driver
   // call. Returns the bytes of the frames in place.
@@ -52,7 +54,7 @@ class Sharing {
   Status discard(const std::vector<managed::MemSpan>& spans) {
     return transfers_.discard(spans, pages_.stream, pages_.arrival, pages_.departure);
   }
-  Status may_part(bool at_rest) const;
+  Status may_part(bool at_rest, const std::vector<RangeId>& lost) const;
   Status drop_dead(std::size_t bytes, bool give_back);
   Status send_dropped(std::size_t bytes);
 

@@ -83,8 +83,6 @@ Status Sleep::begin(const SleepRequest& wanted, std::size_t& bytes) {
   const std::vector<RangeId> ids = units_to_sleep(wanted);
   const std::size_t before = state_.ledger.resident_bytes();
   failures_before_ = transfers_.out().failures();
-  if (std::any_of(ids.begin(), ids.end(), [&](RangeId id) { return state_.ledger.at(id).joined; }))
-    UMEM_RETURN_IF_ERROR(sharing_.part(true));
   // Forgets units that came back for an op, or are gone. Units that are away for another reason
   // stay away at `wake`.
   std::erase_if(sleeping_, [&](const SleepingUnit& unit) { return !is_asleep(unit); });
@@ -92,6 +90,8 @@ Status Sleep::begin(const SleepRequest& wanted, std::size_t& bytes) {
   for (RangeId id : ids)
     if (state_.ledger.at(id).state == State::kDevice || (!state_.active() && !is_asleep(id)))
       awake.push_back(id);
+  if (std::any_of(ids.begin(), ids.end(), [&](RangeId id) { return state_.ledger.at(id).joined; }))
+    UMEM_RETURN_IF_ERROR(moves_.part_layout(&ids, wanted.discard));
   UMEM_RETURN_IF_ERROR(wanted.discard ? discard_units(ids) : sleep_units(ids));
   UMEM_RETURN_IF_ERROR(sharing_.release_dead());
   bytes = before - state_.ledger.resident_bytes();

@@ -21,14 +21,11 @@ Status drop_idle_layout(Device& device) {
   return status;
 }
 
-void give_up_layout(Device& device, std::size_t bytes) {
-  if (!device.engine.layout_in_the_way(bytes)) return;
+void give_up_layout(Device& device) {
+  if (!device.engine.sharing().parted()) return;
   device.arena.retire_layout();
-  FirstError error;
-  error.keep(drop_idle_layout(device));
-  if (device.arena.layout()) error.keep(device.engine.sharing().part(false));
-  const Status left = error.take();
-  (void)left;  // an op uses a block of it: tried again at the next allocation
+  const Status dropped = drop_idle_layout(device);
+  (void)dropped;  // its addresses are kept; it has no memory but that of live blocks
 }
 
 // The ranges of blocks whose uses on other streams have completed are dead from now on.

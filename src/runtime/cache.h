@@ -14,7 +14,7 @@ void retire_reclaimed(Device& device);
 Status trim_cache(Device& device, std::size_t keep_bytes, bool idle = false);
 // Removes the layout if no block of it is alive.
 Status drop_idle_layout(Device& device);
-// The memory of a joined layout leaves at once, if what else lives needs room for `bytes` more.
-void give_up_layout(Device& device, std::size_t bytes);
+// A layout that was parted (engine/sharing.h) serves no more blocks, as each would cost calls.
+void give_up_layout(Device& device);
 
 }  // namespace umem::runtime

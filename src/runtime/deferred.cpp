@@ -61,8 +61,8 @@ void free_released(Slot& slot) {
 
 // Recording, other shapes and other plans leave ranges that later steps have no use for.
 static void end_step(const State& s, Device& device) {
-  give_up_layout(device, 0);
   device.engine.step_ended();
+  give_up_layout(device);
   device.arena.step_ended();
   const arena::Footprint footprint = device.arena.footprint();
   if (!caches_ram(s) || footprint.cached_bytes <= footprint.live_bytes / 8) return;

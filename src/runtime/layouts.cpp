@@ -22,6 +22,10 @@ Status install_layout(const std::vector<arena::LayoutEntry>& entries, std::size_
   const bool mapped = s.ranges.mapped() != nullptr;
   if (mapped && !device->engine.fits_beside_live(bytes))
     return {Code::kNotSupported, "mapped memory has a layout only if it fits beside what lives"};
+  if (const arena::Layout* earlier = device->arena.layout(); earlier && !earlier->idle()) {
+    device->arena.retire_layout();
+    return {Code::kBadState, "blocks of an earlier layout are alive; try again after a step"};
+  }
   // The memory that the layout's blocks used so far is in the cache.
   UMEM_RETURN_IF_ERROR(release_all_cached(lock));
   UMEM_RETURN_IF_ERROR(device->arena.install_layout(entries, bytes));
@@ -51,7 +55,7 @@ arena::LayoutStatus layout_status(int ordinal) {
   const DeviceLock lock(s.slot(ordinal));
   const Device* device = s.open() ? lock.device() : nullptr;
   const arena::Layout* layout = device ? device->arena.layout() : nullptr;
-  return layout ? layout->status() : arena::LayoutStatus();
+  return layout && !layout->retired() ? layout->status() : arena::LayoutStatus();
 }
 
 }  // namespace umem::runtime

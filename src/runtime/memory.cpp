@@ -47,6 +47,7 @@ Result<arena::Allocation> take_block(DeviceLock& lock, std::size_t bytes, cu::CU
   Device& device = *lock.device();
   device.engine.finish_retired();
   retire_reclaimed(device);
+  give_up_layout(device);
   Result<arena::Allocation> block = device.arena.allocate(bytes, stream, group(op));
   if (block.ok()) return block;
   ++device.arena.stats().retries;
@@ -68,7 +69,6 @@ Status hand_over(State& s, Device& device, const arena::Allocation& block, cu::C
   if (block.large) cut_as_others(s, device, block.range);
   const Purpose why = block.large ? purpose(op) : Purpose{Tag::kPool, Family::kNone};
   const std::size_t unit_bytes = block.large ? block.bytes : kPageBytes;
-  if (!engine.sharing().contains(s.ranges[block.range].base)) give_up_layout(device, unit_bytes);
   Status admitted =
       engine.admit(block.range, unit_bytes, !block.large, why.tag, why.family, stream);
   if (admitted.ok()) return {};

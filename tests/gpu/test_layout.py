@@ -89,7 +89,7 @@ print("fine")
 JOINED = (
     TRAINING
     + """
-import hashlib
+import hashlib, time
 load.compute()
 def digest(net):
     bytes_ = b"".join(p.detach().cpu().numpy().tobytes() for p in net.parameters())
@@ -154,6 +154,9 @@ def test_a_lower_budget_takes_the_layout_apart(program: Program) -> None:
 def act(net):
     gradients = [p.grad.clone() for p in net.parameters()]
     umem.set_budget("24MiB")
+    for _ in range(500):  # evictions end later
+        if on_device() > 24:
+            time.sleep(0.01)
     print(on_device() <= 24, umem.stats().evictions > 0)
     print(all(torch.equal(p.grad.cpu(), g.cpu()) for p, g in zip(net.parameters(), gradients)))
 """,
@@ -190,6 +193,67 @@ def act(net):
     assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), before))
     enable(budget="{256 if policy == "none" else 32}MiB", policy="{policy}", backing="mapped")
     assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), before))
+""",
+    )
+
+
+@pytest.mark.usefixtures("softcuda")
+@pytest.mark.parametrize("budget", [12, 16])
+def test_operators_above_the_budget_use_what_was_taken_apart(program: Program, budget: int) -> None:
+    """The gradients are 16 MiB."""
+    out = _joined(
+        program,
+        f"""
+def act(net):
+    sums = [p.grad.sum().item() for p in net.parameters()]
+    umem.set_budget("{budget}MiB")
+    together = torch.cat([p.grad.flatten() for p in net.parameters()])
+    print([part.sum().item() for part in together.cpu().split(1 << 20)] == sums)
+    del together
+    umem.set_budget("256MiB")
+""",
+    )
+    assert out == "True"
+
+
+@pytest.mark.usefixtures("softcuda")
+def test_what_the_program_keeps_comes_back_at_once(program: Program) -> None:
+    """Pinned and excluded blocks do not hold the layout's memory, and stay resident."""
+    out = _joined(
+        program,
+        """
+def resident(tensors):
+    return [umem.where(t).resident_bytes >> 20 for t in tensors]
+def act(net):
+    first, second, *rest = (p.grad for p in net.parameters())
+    umem.pin(first)
+    with umem.exclude(second):
+        umem.set_budget("32MiB")
+        print(resident([first, second]), core.layout_status()["entries"])
+    umem.set_budget("256MiB")
+    umem.sleep(tags=["param"])
+    print(resident([first]))
+    umem.wake()
+    umem.unpin(first)
+""",
+    )
+    assert out.split("\n")[0].startswith("[4, 4]")
+    assert out.split("\n")[1] == "[4]"
+
+
+@pytest.mark.usefixtures("softcuda")
+def test_a_layout_returns_to_addresses_that_were_freed(program: Program) -> None:
+    """What left them late must not unmap what is there since."""
+    _joined(
+        program,
+        """
+def act(net):
+    for budget in ("24MiB", "256MiB") * 2:
+        umem.set_budget(budget)
+        for _ in range(4):
+            for p in net.parameters():
+                p.grad = torch.full_like(p, 2.0)
+            assert all(bool(p.grad.cpu().eq(2.0).all()) for p in net.parameters())
 """,
     )
 

@@ -38,6 +38,7 @@ class Layouts:
         self._mode, self._device = mode, device
         self._made: dict[int, _Made] = {}  # by plan number
         self._installed = self._last = 0  # numbers of plans; 0: none
+        self._gone, self._patience = 0, 1  # steps without the installed one, and until it returns
 
     def planned(self, number: int, step: StepTrace, budget: int) -> None:
         """Make the layout of plan `number` and of its step; `budget` is in bytes.
@@ -54,8 +55,10 @@ class Layouts:
     def step_ended(self, complete: int) -> None:
         """Install or renew layouts after a step that followed plan `complete`; 0: no plan."""
         if complete and complete == self._last:
-            if complete != self._installed or not core.layout_status(self._device)["entries"]:
-                self._install(complete)  # a trim of cached memory removed the installed one
+            if complete != self._installed:
+                self._install(complete)
+            elif not core.layout_status(self._device)["entries"]:
+                self._reinstall(complete)
             elif (made := self._made.get(complete)) and made.guessed and self._left():
                 self._installed = 0
                 self._make(complete, made.step, guess=False)
@@ -97,6 +100,13 @@ class Layouts:
             del self._made[number]
             return
         self._installed = number
+
+    def _reinstall(self, number: int) -> None:
+        """Install a layout again that others had needed the memory of, each time a step later."""
+        self._gone += 1
+        if self._gone >= self._patience:
+            self._gone, self._patience = 0, 2 * self._patience
+            self._install(number)
 
     def _left(self) -> bool:
         """Return whether a layout is installed that the last step did not follow."""
