@@ -98,7 +98,8 @@ Status Layout::destroy(const driver::Place& place, managed::Freer* freer) {
 
 LayoutStatus Layout::status() const {
   const managed::Range& range = ranges_[range_];
-  return {entries_.size(), range.bytes, hits_, misses_, followed_, range.base, stream_};
+  return {
+      retired_ ? 0 : entries_.size(), range.bytes, hits_, misses_, followed_, range.base, stream_};
 }
 
 }  // namespace umem::arena

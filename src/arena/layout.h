@@ -28,7 +28,7 @@ struct LayoutEntry {
 inline constexpr std::size_t kNoPlace = static_cast<std::size_t>(-1);
 
 struct LayoutStatus {
-  std::size_t entries = 0, bytes = 0;  // allocations of a step; bytes of the range
+  std::size_t entries = 0, bytes = 0;  // allocations of a step, 0 if retired; bytes of the range
   std::uint64_t hits = 0, misses = 0;  // allocations served as planned; steps that differed
   bool followed = false;               // the last complete step went as planned
   std::uintptr_t base = 0;
@@ -54,7 +54,6 @@ class Layout {
   void step_ended();
   // Serves no more blocks; blocks in it stay until they are freed.
   void retire() { retired_ = true; }
-  bool retired() const { return retired_; }
   bool idle() const { return taken_ == 0; }
   // Returns the range to the driver. Requires that no subrange is in use.
   Status destroy(const driver::Place& place, managed::Freer* freer);

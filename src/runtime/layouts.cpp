@@ -55,7 +55,7 @@ arena::LayoutStatus layout_status(int ordinal) {
   const DeviceLock lock(s.slot(ordinal));
   const Device* device = s.open() ? lock.device() : nullptr;
   const arena::Layout* layout = device ? device->arena.layout() : nullptr;
-  return layout && !layout->retired() ? layout->status() : arena::LayoutStatus();
+  return layout ? layout->status() : arena::LayoutStatus();
 }
 
 }  // namespace umem::runtime
