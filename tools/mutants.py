@@ -24,6 +24,7 @@ STREAMS = (
     "tests/gpu/test_frames.py",
 )  # fmt: skip
 MAPPED = ("tests/gpu/test_mapped.py", "tests/gpu/test_numbers.py")
+LAYOUTS = ("tests/gpu/test_layout.py",)
 PLANS = ("tests/gpu/test_planning.py",)
 COLLECTIVES = ("tests/integration/test_collectives.py",)
 
@@ -92,6 +93,19 @@ MUTANTS = (
     Mutant(
         "the contents of mapped memory are forgotten as it leaves", "managed/mapped_memory.cpp",
         "return unmap(base, chunk, At::kAway);", "return unmap(base, chunk, At::kNowhere);", MAPPED,
+    ),
+    Mutant(
+        "the contents of a layout's blocks are forgotten as it is parted",
+        "managed/mapped_memory.cpp", "made.at = At::kAway;", "made.at = At::kNowhere;", LAYOUTS,
+    ),
+    Mutant(
+        "a block of a parted layout is not usable on the host", "engine/engine.cpp",
+        "!state_.mapped() && sharing_.contains(", "sharing_.contains(", LAYOUTS,
+    ),
+    Mutant(
+        "what the program keeps stays away when a layout is parted", "engine/moves.cpp",
+        "if (!leaving) return !state_.ledger.kept_in_place(id);", "if (!leaving) return true;",
+        LAYOUTS,
     ),
     Mutant(
         "an event from before the last use will do", "engine/streams.cpp",
