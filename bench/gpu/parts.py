@@ -22,6 +22,7 @@ class Config:
     rounds: int = 7
     kernel_ms: float = 30.0  # length of the kernel that calls wait behind
     bits: tuple[str, ...] = ("gpt_smoke", "resnet50_b128")
+    bits_fractions: tuple[float, ...] = (1.2, 1 / 2, 1 / 4)  # in turn: with a layout, and without
     fits: tuple[str, ...] = ("resnet50_b128", "gpt2_small_b8", "vit_l_b64")
     outofcore: str = ""  # the network of all parts that have one, if not their own
     fractions: tuple[float, ...] = (1 / 2, 1 / 3, 1 / 4)  # of the peak, as budgets
@@ -39,6 +40,7 @@ SMOKE = Config(
     rounds=2,
     kernel_ms=1.0,
     bits=("resnet_smoke",),
+    bits_fractions=(1.2, 1 / 2),
     fits=("resnet_smoke",),
     outofcore="resnet_smoke",
     fractions=(1 / 2,),

@@ -101,7 +101,7 @@ def bits(bench: Bench) -> None:
 def _same_bits(bench: Bench, net: str) -> None:
     """Train with torch's own allocator, twice, then under each policy, a budget after another.
 
-    In the first all fits.
+    All of it fits in the first.
 
     Raises:
         RuntimeError: weights differ.
@@ -112,7 +112,7 @@ def _same_bits(bench: Bench, net: str) -> None:
         way = name if name in bench.config.ways else TORCH
         digests, evictions = [], 0
         with training(bench, net, way, deterministic=True) as process:
-            for fraction in (AMPLE, *bench.config.fractions):
+            for fraction in bench.config.bits_fractions:
                 sizes = budgets(bench, fraction * peak) if way != TORCH else {}
                 did = process.call("train", steps=bench.config.warm_steps + 2, **sizes)["did"]
                 digests.append(process.call("digest")["sha256"])
