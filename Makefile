@@ -199,6 +199,7 @@ lint: $(BUILT)
 	$(BIN)/python tools/structure.py
 	$(BIN)/python tools/generate_options_doc.py --check
 	$(BIN)/python tools/generate_overwrites.py --check
+	$(BIN)/python -m pytest -q tests/arch/test_language.py
 
 # The sdist, the wheel made from it, and a check that both work where nothing else is.
 dist: $(INSTALLED)

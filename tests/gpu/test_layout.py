@@ -243,7 +243,7 @@ def act(net):
 
 @pytest.mark.usefixtures("softcuda")
 def test_a_layout_returns_to_addresses_that_were_freed(program: Program) -> None:
-    """What left them late must not unmap what is there since."""
+    """A late free of the old layout must not unmap the next one."""
     _joined(
         program,
         """
