@@ -133,6 +133,7 @@ def enable(
     budget: str | int | None = None,
     host_budget: str | int | None = None,
     disk: str | Path | None = None,
+    disk_writes: str | None = None,
     policy: Policy | PlanFunction | str | None = None,
     min_swap: str | int | None = None,
     device: str | None = None,

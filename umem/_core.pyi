@@ -27,6 +27,7 @@ class Options:
     disk: str
     disk_bytes: int
     staging_bytes: int
+    disk_bytes_a_day: int
     guard: bool
     watchdog_s: float
     backed: bool

@@ -29,6 +29,7 @@ struct Options {
   // no limit); the frames of pages under way are in addition to the budget.
   std::string disk;
   std::size_t disk_bytes = 0, staging_bytes = 0;
+  std::size_t disk_bytes_a_day = 0;  // that plans are to write; 0: as many as they like
   bool timed = false;  // the software device's time passes with the ops, as in a replay
   // The software device's link rates and the cost of a fault group; 0: the profile's.
   double link_in_bytes_per_us = 0, link_out_bytes_per_us = 0, fault_us = 0;

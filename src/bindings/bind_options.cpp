@@ -28,6 +28,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("disk", &Options::disk)
       .def_readwrite("disk_bytes", &Options::disk_bytes)
       .def_readwrite("staging_bytes", &Options::staging_bytes)
+      .def_readwrite("disk_bytes_a_day", &Options::disk_bytes_a_day)
       .def_readwrite("link_in_bytes_per_us", &Options::link_in_bytes_per_us)
       .def_readwrite("link_out_bytes_per_us", &Options::link_out_bytes_per_us)
       .def_readwrite("fault_us", &Options::fault_us)

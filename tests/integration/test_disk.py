@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,25 @@ import pytest
 
 pytest.importorskip("torch")
 
-from support import forkserver
+from support import control_group, forkserver
+
+import umem
+from umem.base import current_device
 
 # 24 MiB of weights, three times that for training, and activations.
 TRAIN = """
-import hashlib, json, sys
+import hashlib, json, os, sys
 import torch, umem
 torch.set_num_threads(1)
 torch.manual_seed(0)
 def memory():
     lines = open("/proc/self/status").read().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
-budget, disk, policy = sys.argv[1:]
+budget, disk, policy, *group = sys.argv[1:]
 if budget != "plain":
     umem.enable(budget=budget, disk=disk, policy=policy, device="soft")
+if group:
+    open(group[0] + "/cgroup.procs", "w").write(str(os.getpid()))
 before = memory()
 net = torch.nn.Sequential(
     *[torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(24)]
@@ -97,6 +103,12 @@ assert "cpu-disk" in umem.summary()
 """
     done = forkserver.run(["-c", program, str(tmp_path)])
     assert done.returncode == 0, done.stderr
+
+
+def test_a_limit_of_writes_is_one_of_the_rate(tmp_path: Path) -> None:
+    with umem.enable(budget="64MiB", disk=tmp_path, device="soft", disk_writes="864GB/day"):
+        limited = current_device.profile()
+    assert (limited.bytes_per_us_in, limited.bytes_per_us_out) == (1500.0, 10.0)
 
 
 def test_tensors_sleep_on_the_disk(tmp_path: Path) -> None:
@@ -212,6 +224,28 @@ def test_a_bad_folder_is_an_error_at_the_start(disk: str, words: str) -> None:
     done = forkserver.run(["-c", program], os.environ | {"UMEM_DISK": disk})
     assert done.returncode == 0, done.stderr
     assert words in done.stdout
+
+
+def test_training_lives_in_a_control_group_that_plain_torch_exceeds(
+    plain: dict[str, Any], tmp_path: Path
+) -> None:
+    limit = 160 << 20
+    with control_group.limited(limit) as group:
+        # No fork: a forked child's copies of its parent's pages would count.
+        done = subprocess.run(
+            [sys.executable, "-c", TRAIN, str(BUDGET), str(tmp_path), "auto", str(group)],
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["digest"] == plain["digest"]
+    # Plain torch has the same memory beside its tensors.
+    assert found["memory"] - BUDGET + found["peak_live_bytes"] > limit
+
+
+def test_a_limit_of_writes_needs_a_disk() -> None:
+    with pytest.raises(umem.ConfigError, match="no evicted memory is written to a disk"):
+        umem.enable(budget="64MiB", device="soft", disk_writes="5TB/day")
 
 
 def test_the_summary_names_what_was_written(tmp_path: Path) -> None:

@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-from umem.base import host
+from support import control_group
 
 MIB = 1 << 20
 LIMIT = 1000 * MIB  # Python with torch takes a third of it
 
 
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A control group inside of this process's, bounded."""
-    for outer in host.memory_groups():
-        inner = outer / f"umem-test-{os.getpid()}"
-        try:
-            inner.mkdir()
-        except OSError:
-            continue
-        limits = [inner / "memory.max", inner / "memory.limit_in_bytes"]
-        bounded = [file for file in limits if file.exists()]
-        try:
-            if bounded and (inner / "cgroup.procs").exists():
-                bounded[0].write_text(str(LIMIT))
-                yield inner
-                return
-        except PermissionError:
-            pass
-        finally:
-            inner.rmdir()
-    pytest.skip("no control group can be made here: that takes root and a writable hierarchy")
-
-
-def test_a_control_group_bounds_the_host_budget(group: Path) -> None:
+def test_a_control_group_bounds_the_host_budget() -> None:
     program = """
     import os, sys
     open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
@@ -57,8 +31,9 @@ def test_a_control_group_bounds_the_host_budget(group: Path) -> None:
     del tensors[-2:]  # room to look at the others
     print(len(tensors) > 10, all(bool(t.eq(float(i)).all()) for i, t in enumerate(tensors)))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), str(group)],
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+    with control_group.limited(LIMIT) as group:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program), str(group)],
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "True\nTrue True\n"), done.stderr

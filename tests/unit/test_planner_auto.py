@@ -49,6 +49,25 @@ def test_the_longest_idle_leaves_and_returns_by_its_next_use() -> None:
     assert (plan.gated, plan.capacity, plan.order) == (True, 5 * PAGE, "furthest")
 
 
+def test_where_writing_is_slow_a_clean_tensor_leaves_instead_of_the_longest_idle() -> None:
+    # As with a limit of what may be written to a disk.
+    tensors = [Tensor(2, (0, 7)), Tensor(2), Tensor(2, (3, 3))]
+    ops = [
+        Op("a", [], [0]),
+        Op("b", [1]),
+        Op("c"),
+        Op("d", [], [2]),
+        Op("e"),
+        Op("f"),
+        Op("g", [1]),
+        Op("h", [0]),
+    ]
+    trace = step(tensors, ops)
+    assert Auto().plan(trace, LINK, 4 * PAGE).evict == (Move(0, 0),)
+    slow = replace(LINK, bytes_per_us_out=1e-3 * LINK.bytes_per_us_out)
+    assert Auto().plan(trace, slow, 4 * PAGE).evict == (Move(1, 1),)
+
+
 def test_a_gap_that_turns_out_unneeded_is_kept() -> None:
     # Op 2 is three over: first tensor 0 (1 page, the longest), then 1 (3 pages). That one alone
     # suffices: tensor 0 stays.

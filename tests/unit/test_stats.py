@@ -73,6 +73,9 @@ def test_the_closing_line_says_how_much_a_disk_is_written() -> None:
     assert text.closing(run).endswith(
         "5 MiB a step written to the disk, 0.45 TB a day at this rate"
     )
+    more = text.closing(run, disk_writes=400_000_000_000)
+    assert "written at more than disk_writes, 0.4 TB a day; docs/disk.md says" in more
+    assert "disk_writes" not in text.closing(run, disk_writes=500_000_000_000)
     early = dataclasses.replace(run, disk_open_us=100)
     assert text.closing(early).endswith("a step written to the disk")
 

@@ -10,7 +10,7 @@ import sys
 from . import device_profiles
 from .device_profiles import DeviceProfile
 from .native import core
-from .units import MIB
+from .units import DAY_US, MIB
 
 _log = logging.getLogger("umem")
 
@@ -57,7 +57,10 @@ def hides_transfers(device: int | None = None) -> bool:
 
 
 def _with_disk(profile: DeviceProfile) -> DeviceProfile:
-    """Return the profile with the rates that transfers to and from the disk had so far."""
+    """Return the profile with the rates that transfers to and from the disk had so far.
+
+    A limit of the bytes written in a day is one of the rate.
+    """
     stats = core.stats(None)
     assumed = device_profiles.find(device_profiles.DISK)
     rates = []
@@ -67,6 +70,8 @@ def _with_disk(profile: DeviceProfile) -> DeviceProfile:
     ):
         measured = stats[moved] >= _DISK_SAMPLE and stats[busy] > 0
         rates.append(stats[moved] / stats[busy] if measured else unknown)
+    if limit := core.current_options().disk_bytes_a_day:
+        rates[1] = min(rates[1], limit / DAY_US)
     return dataclasses.replace(
         profile, bytes_per_us_in=rates[0], bytes_per_us_out=rates[1],
         source="rates that this program's transfers had",

@@ -10,6 +10,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 PAGE_BYTES = 2 * MIB  # the driver's unit of eviction, and the software device's frame
+DAY_US = 86_400e6
 PIECE_BYTES = 64 * MIB  # larger blocks are moved in pieces of this size
 FLOOR_PAGES = 4  # the most pages that one instruction of a thread can need at once
 

@@ -77,6 +77,14 @@ OPTIONS = (
         "(docs/optimizer_state.md).",
     ),
     Option(
+        "disk_writes", "UMEM_DISK_WRITES", "bytes a day", parsers.parse_writes, "unlimited",
+        parsers.WRITES_ALLOWED,
+        "How much evicted memory may be written to `disk`, which wears out by it. Plans count "
+        "with a disk that writes no faster, so they write less where another choice, or "
+        "recomputation, then costs less. It is no hard limit: nothing waits for it, and the end of "
+        "the program says how much more was written.",
+    ),
+    Option(
         "policy", "UMEM_POLICY", "policy", parsers.parse_name, "auto",
         "auto, lru, conv_lru, none, the name of a baseline (docs/policies.md) or of an installed "
         "policy, module:attribute or file.py:attribute; in a program also a policy itself",

@@ -21,6 +21,7 @@ SECONDS_ALLOWED = f"{_MIN_SECONDS:g} to {_MAX_SECONDS:.0f}"
 SWITCH_ALLOWED = "1 or on, 0 or off"
 _MOST_THREADS = 4096
 COUNT_ALLOWED = f"a whole number from 0 to {_MOST_THREADS}"
+WRITES_ALLOWED = "unlimited, or bytes a day such as 5TB/day"
 SHARE_ALLOWED = "device, host, auto, or a percentage such as 50%"
 
 
@@ -156,6 +157,17 @@ def parse_disk(text: str) -> Disk | None:
     if not folder or "/" in limit:
         return Disk(parse_path(text))
     return Disk(parse_path(folder), parse_bytes(limit, least=PAGE_BYTES))
+
+
+def parse_writes(text: str) -> int:
+    """Parse bytes a day, such as `5TB/day`; 0 stands for `unlimited`."""
+    word = text.strip().lower()
+    if word == "unlimited":
+        return 0
+    count, _, time = word.rpartition("/")
+    if time.strip() != "day":
+        raise ValueError(f"{text!r} is not a number of bytes a day")
+    return parse_bytes(count, least=1)
 
 
 def parse_trace(text: str) -> Path | None:

@@ -34,6 +34,7 @@ class Settings:
     budget: Budget
     host_budget: int | None  # None: auto; 0: unlimited
     disk: Disk | None
+    disk_writes: int  # bytes a day; 0: unlimited
     policy: object  # a name, module:attribute, file.py:attribute, or a policy itself
     min_swap: int
     device: Device

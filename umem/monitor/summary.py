@@ -7,7 +7,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from ..base.stats import Stats, plan_hit_share
-from ..base.units import format_bytes
+from ..base.units import DAY_US, format_bytes
 
 _WORTH = 1.05  # times as long as without transfers, from which a change is named
 _ELSE = (
@@ -17,7 +17,7 @@ _ELSE = (
 _MUCH = 8  # the part of the budget from which unmanaged bytes are worth a line
 _MANY_FAULTS = 10  # per operator: fewer are not worth a line
 _LEAST_US = 1_000_000  # of a run: the rate of a shorter one says little
-_TB_A_DAY = 86_400e6 / 1e12  # of a byte each microsecond
+_TB = 1e12
 Row = tuple[str, str, str]  # name, value, note
 Holders = Mapping[str, tuple[int, int]]  # blocks and live bytes of each framework other than torch
 
@@ -168,6 +168,7 @@ def advice(
     *,
     step: StepCost | None = None,
     tried: bool = False,
+    disk_writes: int = 0,
 ) -> list[str]:
     """Return what umem does not manage, the largest costs, and last the first thing to change.
 
@@ -179,8 +180,14 @@ def advice(
         faults: the operators that took page faults, with their numbers, in descending order.
         step: None if no step was planned.
         tried: the run records a trace for a report, or has both options that a report tries.
+        disk_writes: the bytes a day that may be written; 0: unlimited.
     """
     lines = []
+    if 0 < disk_writes < _bytes_a_day(stats):
+        lines.append(
+            f"the disk is written at more than disk_writes, {disk_writes / _TB:.2g} TB a day; "
+            "docs/disk.md says what writes less"
+        )
     if stats.peak_unmanaged_bytes > stats.budget_bytes / _MUCH:
         lines.append(
             f"a step used {_of(stats.peak_unmanaged_bytes)} that umem does not manage: tensors "
@@ -239,9 +246,14 @@ def _disk(stats: Stats) -> list[Row]:
 
 def _written_a_day(stats: Stats) -> str:
     """Say what the program would write in a day, as drives are rated; empty if it is too early."""
-    if stats.disk_open_us < _LEAST_US or not stats.disk_bytes_out:
-        return ""
-    return f"{stats.disk_bytes_out / stats.disk_open_us * _TB_A_DAY:.2g} TB a day at this rate"
+    count = _bytes_a_day(stats)
+    return f"{count / _TB:.2g} TB a day at this rate" if count else ""
+
+
+def _bytes_a_day(stats: Stats) -> float:
+    if stats.disk_open_us < _LEAST_US:
+        return 0
+    return stats.disk_bytes_out / stats.disk_open_us * DAY_US
 
 
 def _kind(stats: Stats) -> str:

@@ -88,6 +88,7 @@ def native_options(settings: Settings, threads: int) -> core.Options:
     if settings.disk is not None and options.device == "soft":
         options.disk = str(settings.disk.folder.absolute())
         options.disk_bytes = settings.disk.bytes or 0
+        options.disk_bytes_a_day = settings.disk_writes
         options.staging_bytes = _staging_bytes(options.budget_bytes)
         options.budget_bytes -= options.staging_bytes
         options.device_bytes -= min(options.staging_bytes, options.device_bytes)
@@ -277,6 +278,10 @@ def _check_device(settings: Settings, kind: str) -> None:
     if kind == "soft" and settings.backing != "managed":
         reason = "'mapped' is memory of a GPU, and the device is the software device"
         raise settings.refusal("backing", reason, "managed, or device=cuda")
+    if settings.disk_writes and (kind == "cuda" or settings.disk is None):
+        reason = "no evicted memory is written to a disk"
+        allowed = "unlimited, or with device=soft and a disk"
+        raise settings.refusal("disk_writes", reason, allowed)
     if kind == "cuda" and settings.disk is not None:
         _check_disk(settings, settings.disk.folder)
     if settings.backing == "mapped" and settings.allocator == "pool":

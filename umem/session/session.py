@@ -393,7 +393,8 @@ def _costs(now: Stats) -> dict[str, Any]:
         return {}
     settings = _current.settings
     both = settings.recompute != "off" and settings.optimizer.value != 0
-    costs: dict[str, Any] = {"tried": settings.trace is not None or both}
+    tried = settings.trace is not None or both
+    costs: dict[str, Any] = {"tried": tried, "disk_writes": settings.disk_writes}
     planned = planned_step()
     if planned is not None:
         costs["step"] = planned.cost(now.budget_bytes)
