@@ -6,7 +6,6 @@ Run it in the source tree (exit code 1 with one line a violation), or call `viol
 from __future__ import annotations
 
 import ast
-import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -116,11 +115,6 @@ def _without_comments(text: str) -> str:
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
 
 
-@functools.cache  # tests change one file of the tree at a time
-def _tree(text: str) -> ast.Module:
-    return ast.parse(text)
-
-
 def _python(package: Path) -> Iterator[str]:
     for path in sorted(package.rglob("*.py")):
         name = path.relative_to(package)
@@ -130,7 +124,7 @@ def _python(package: Path) -> Iterator[str]:
         if room not in PY_LAYERS:
             yield f"umem/{name}: not in a room of the architecture"
             continue
-        tree = _tree(path.read_text(encoding="utf-8"))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         if str(name) not in ENVIRONMENT_READERS and _reads_environment(tree):
             yield f"umem/{name}: reads the environment; only umem/config/settings.py may"
         if str(name) not in (*LAZY_TABLES, *FOREIGN_IMPORTERS) and _computes_imports(tree):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import check_layers
@@ -11,19 +10,25 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+FILES = [
+    path.relative_to(ROOT)
+    for part in ("src", "umem")
+    for path in (ROOT / part).rglob("*")
+    if path.suffix in (".h", ".cpp", ".def", ".py", ".pyi")
+]
+
+
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    for part in ("src", "umem"):
-        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("*.so"))
+    """All files of the tree, each without its text."""
+    for name in FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
     return tmp_path
 
 
 def test_every_include_and_import_points_down() -> None:
     assert check_layers.violations(ROOT) == []
-
-
-def test_the_copy_is_as_clean_as_the_tree(copy: Path) -> None:
-    assert check_layers.violations(copy) == []
 
 
 @pytest.mark.parametrize(
@@ -80,8 +85,7 @@ def test_the_copy_is_as_clean_as_the_tree(copy: Path) -> None:
     ],
 )
 def test_a_seeded_breach_is_reported(copy: Path, name: str, line: str, expected: str) -> None:
-    path = copy / name
-    path.write_text(path.read_text() + f"\n{line}\n")
+    (copy / name).write_text(f"{(ROOT / name).read_text()}\n{line}\n")
     found = check_layers.violations(copy)
     assert len(found) == 1
     assert found[0].startswith(f"{name}: ")
@@ -97,6 +101,5 @@ def test_a_file_on_no_layer_is_reported(copy: Path, name: str) -> None:
 
 
 def test_comments_do_not_count_as_reading_the_environment(copy: Path) -> None:
-    path = copy / "src/base/units.h"
-    path.write_text(path.read_text() + "\n// no getenv() here\n/* nor environ\n here */\n")
+    (copy / "src/base/units.h").write_text("// no getenv() here\n/* nor environ\n here */\n")
     assert check_layers.violations(copy) == []

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 
 import umem  # noqa: E402
 
-SIDE, ROWS, STEPS = 1024, 1024, 12
-BUDGET = "60MiB"  # at a peak of 132 MiB
+SIDE, ROWS, STEPS = 1024, 512, 10
+BUDGET = "60MiB"  # at a peak of 114 MiB
 
 
 def batch(step: int) -> torch.Tensor:
