@@ -35,6 +35,7 @@ _LOOKED = 200_000
 _TRIED = 170_000
 _FLIPPED = (1, 1, 2, 3)  # neighbours changed at a time
 _UPDATES = 0.1  # of the room: min written persistent bytes for a bound from after backward
+_REPEATED = 64  # trials in a row that were made before end a walk: little around it is new
 _KEPT = 0.15  # share of the trials that keep, or drop, a temporary instead
 _FREED = 40_000  # _TRIED for choices that free copies
 _TOGGLED = 0.5  # share of these trials that free copies after each use, or keep them
@@ -280,9 +281,8 @@ class Search:
         now = self.estimate_us(choice, factor)
         left = looks if len(saved) else 0
         seen = {choice}
-        tries = 4 * left  # repeated trials are free; this ends the loop when few are new
-        while left > 0 and tries > 0:
-            tries -= 1
+        repeated = 0
+        while left > 0 and repeated < _REPEATED:
             if toggled and generator.random() < toggled:
                 other = self._toggled(choice, generator)
             elif len(temporary) and generator.random() < _KEPT:
@@ -291,7 +291,8 @@ class Search:
                 other = self.look(choice.selection._replace(keep=keep))
             else:
                 other = self._exchanged(choice, saved, generator)
-            if other in seen:
+            repeated = repeated + 1 if other in seen else 0
+            if repeated:
                 continue
             seen.add(other)
             left -= 1
