@@ -67,6 +67,9 @@ class Engine {
   Ticket forget(RangeId id);
   // The ticket of the last move out.
   Ticket last_departure() { return transfers_.out().last(); }
+  // Transfers that were timed, each way.
+  LaneMeter::Timed timed_in() { return transfers_.in().timed(); }
+  LaneMeter::Timed timed_out() { return transfers_.out().timed(); }
   // Start and take the LaneLogs of all lanes. They do not need the device's lock.
   Status start_log();
   std::vector<Transfer> take_log(std::size_t& left_out);

@@ -26,6 +26,10 @@ std::size_t leaving(Verb verb, const std::vector<managed::MemSpan>& spans) {
   return stays ? 0 : bytes_of(spans);
 }
 
+std::size_t metered(Verb verb, const std::vector<managed::MemSpan>& spans) {
+  return verb == Verb::kBringIn || verb == Verb::kSendOut ? bytes_of(spans) : 0;
+}
+
 // For messages.
 const char* what(Verb verb) {
   switch (verb) {
@@ -82,6 +86,7 @@ Status Lane::close() {
   spare_events_.clear();
   std::size_t left_out = 0;
   log_.take(left_out);
+  error.keep(meter_.close());
   if (stream_) error.keep(check(table_.cuStreamDestroy(stream_), Entry::cuStreamDestroy));
   stream_ = nullptr;
   Watchdog::the().forget(std::exchange(watched_, nullptr));
@@ -114,6 +119,7 @@ Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,
     UMEM_RETURN_IF_ERROR(wait_for(after, before));
     const Watchdog::Call call(watched_, what(verb));
     const LaneLog::Entry logged(log_, verb, bytes_of(spans), stream_);
+    const LaneMeter::Transfer timed(meter_, metered(verb, spans), stream_);
     return run_mapped(verb, spans);
   }
   const Watchdog::Call call(watched_, what(verb));
@@ -121,6 +127,7 @@ Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,
     UMEM_RETURN_IF_ERROR(
         check(table_.cuStreamWaitEvent(stream_, event, 0), Entry::cuStreamWaitEvent));
   const LaneLog::Entry logged(log_, verb, bytes_of(spans), stream_);
+  const LaneMeter::Transfer timed(meter_, metered(verb, spans), stream_);
   return run(verb, spans);
 }
 

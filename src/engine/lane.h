@@ -18,6 +18,7 @@
 #include "driver/place.h"
 #include "driver/table.h"
 #include "engine/lane_log.h"
+#include "engine/lane_meter.h"
 #include "engine/watchdog.h"
 #include "managed/mapped_memory.h"
 #include "managed/memory_ops.h"
@@ -36,6 +37,7 @@ class Lane {
         memory_ops_(table, place.device),
         mapped_(mapped),
         log_(table, place),
+        meter_(table, place),
         threaded_(threaded || mapped) {}
   ~Lane();
   Lane(const Lane&) = delete;
@@ -71,6 +73,7 @@ class Lane {
 
   // The log requires an open lane and the place's context.
   LaneLog& log() { return log_; }
+  LaneMeter::Timed timed() const { return meter_.timed(); }
 
  private:
   struct Before {
@@ -113,6 +116,7 @@ class Lane {
   managed::MemoryOps memory_ops_;
   managed::MappedMemory* const mapped_;
   LaneLog log_;
+  LaneMeter meter_;  // of what brings bytes in or sends them out
   const bool threaded_;
   WatchedCalls* watched_ = nullptr;  // of a real driver only
   cu::CUstream stream_ = nullptr;

@@ -26,6 +26,11 @@ void add_device(const State& s, Device& device, Stats& result) {
   result.attached_bytes += device.engine.attached_bytes();
   result.dropped_bytes += ledger.dropped_bytes();
   result.bytes_discarded += moved.bytes_discarded;
+  const engine::LaneMeter::Timed in = device.engine.timed_in(), out = device.engine.timed_out();
+  result.timed_bytes_in += in.bytes;
+  result.timed_bytes_out += out.bytes;
+  result.timed_busy_in_us += in.us;
+  result.timed_busy_out_us += out.us;
   result.evictions += moved.evictions;
   result.prefetches += moved.prefetches;
   result.prefetched_unused_bytes += moved.prefetched_unused_bytes;

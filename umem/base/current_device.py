@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 import sys
+from collections.abc import Mapping
 
 from . import device_profiles
 from .device_profiles import DeviceProfile
@@ -15,7 +17,7 @@ from .units import DAY_US, MIB
 _log = logging.getLogger("umem")
 
 _GPU_DEFAULT = "h200-pcie5"
-_DISK_SAMPLE = 64 * MIB  # that a direction must have moved until its rate is known
+_SAMPLE = 64 * MIB  # that a direction must have moved until its rate is known
 
 
 @functools.cache
@@ -33,10 +35,10 @@ def profile(device: int | None = None) -> DeviceProfile:
         device: the device's number; None: the current device.
     """
     options = core.current_options()
-    if options.device == "soft":
-        found = device_profiles.find(options.profile)
-        return _with_disk(found) if options.disk else found
-    return profile_of(gpu_name(device))
+    if options.device == "cuda":
+        return _measured(profile_of(gpu_name(device)), core.stats(device), "timed")
+    found = device_profiles.find(options.profile)
+    return _with_disk(found) if options.disk else found
 
 
 def hides_transfers(device: int | None = None) -> bool:
@@ -61,21 +63,27 @@ def _with_disk(profile: DeviceProfile) -> DeviceProfile:
 
     A limit of the bytes written in a day is one of the rate.
     """
-    stats = core.stats(None)
     assumed = device_profiles.find(device_profiles.DISK)
-    rates = []
-    for moved, busy, unknown in (
-        ("disk_bytes_in", "disk_busy_in_us", assumed.bytes_per_us_in),
-        ("disk_bytes_out", "disk_busy_out_us", assumed.bytes_per_us_out),
-    ):
-        measured = stats[moved] >= _DISK_SAMPLE and stats[busy] > 0
-        rates.append(stats[moved] / stats[busy] if measured else unknown)
-    if limit := core.current_options().disk_bytes_a_day:
-        rates[1] = min(rates[1], limit / DAY_US)
+    profile = dataclasses.replace(
+        profile, bytes_per_us_in=assumed.bytes_per_us_in, bytes_per_us_out=assumed.bytes_per_us_out
+    )
+    found = _measured(profile, core.stats(None), "disk")
+    limit = core.current_options().disk_bytes_a_day / DAY_US or math.inf
+    return dataclasses.replace(found, bytes_per_us_out=min(found.bytes_per_us_out, limit))
+
+
+def _measured(profile: DeviceProfile, stats: Mapping[str, int], kind: str) -> DeviceProfile:
+    """Return the profile with the rates of the directions in which enough was moved."""
+
+    def rate(way: str, nominal: float) -> float:
+        moved, us = stats[f"{kind}_bytes_{way}"], stats[f"{kind}_busy_{way}_us"]
+        return moved / us if moved >= _SAMPLE and us > 0 else nominal
+
     return dataclasses.replace(
-        profile, bytes_per_us_in=rates[0], bytes_per_us_out=rates[1],
-        source="rates that this program's transfers had",
-    )  # fmt: skip
+        profile,
+        bytes_per_us_in=rate("in", profile.bytes_per_us_in),
+        bytes_per_us_out=rate("out", profile.bytes_per_us_out),
+    )
 
 
 def _nearest_profile(gpu: str) -> str:

@@ -35,6 +35,10 @@ class Stats:
     peak_host_bytes: int
     bytes_in: int
     bytes_out: int
+    timed_bytes_in: int
+    timed_bytes_out: int
+    timed_busy_in_us: int
+    timed_busy_out_us: int
     bytes_discarded: int
     faults: int
     evictions: int

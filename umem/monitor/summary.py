@@ -101,6 +101,7 @@ def _rows(
         ("moved in", _of(stats.bytes_in), _unused(stats)),
         ("moved out", _of(stats.bytes_out), f"{stats.evictions} evictions"),
         ("not moved", _of(stats.bytes_discarded), "copies avoided"),
+        *_link(stats),
         *_disk(stats),
         (
             "faults",
@@ -231,6 +232,16 @@ def _host(stats: Stats) -> str:
 
 def _unused(stats: Stats) -> str:
     return f"{stats.prefetches} prefetches, {_of(stats.prefetched_unused_bytes)} wasted"
+
+
+def _link(stats: Stats) -> list[Row]:
+    if not stats.timed_busy_in_us or not stats.timed_busy_out_us:
+        return []
+    into = stats.timed_bytes_in / stats.timed_busy_in_us / 1e3
+    out = stats.timed_bytes_out / stats.timed_busy_out_us / 1e3
+    return [
+        ("link", f"{into:.1f} GB/s", f"in; {out:.1f} GB/s out, of the transfers that were timed")
+    ]
 
 
 def _disk(stats: Stats) -> list[Row]:

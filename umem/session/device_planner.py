@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("umem")
 
 _FEW = 0.1  # share of a step's ops that may follow a plan in a step that counts as one without
+_OFF = 1.15  # ratio of a measured rate to that of a plan from which the plan is made again
+_FIRST_LOOK = 4  # steps that follow plans until their rates are compared; then twice as many, ...
 _SHOWN = 3  # problems of a plan that are logged
 
 
@@ -65,6 +67,8 @@ class DevicePlanner:
         self._last = 0  # the plan that the step before followed
         self._recorded: PlannedStep | None = None  # the last one
         self._reported = False  # problems of a plan were logged
+        self._followed = 0  # steps that followed a plan
+        self._next_look = _FIRST_LOOK
 
     def stop(self) -> None:
         """Stop planning; lru decides what is evicted."""
@@ -129,10 +133,36 @@ class DevicePlanner:
         if self._judge is not None:
             self._judge_step(self._judge, status, cost, alike=alike)
         if plan:
+            self._follow_rates(plan)
             testing = alike and self._judge is not None and self._judge.busy
             self.schedule.followed(testing=testing)
         elif self.schedule.left(recorded=recorded):
             self._plan(cost if cost and _without_plan(status) else None)
+
+    def _follow_rates(self, plan: int) -> None:
+        """Make the plan again if the link is faster or slower than it was planned with."""
+        self._followed += 1
+        step = self._plans.step_of(plan)
+        comparing = self._judge is not None and self._judge.busy
+        if self._followed < self._next_look or step is None or comparing:
+            return
+        self._next_look = 2 * self._followed
+        device = self._device()
+        rates = [
+            (step.device.bytes_per_us_in, device.bytes_per_us_in),
+            (step.device.bytes_per_us_out, device.bytes_per_us_out),
+        ]
+        if any(max(pair) > _OFF * min(pair) for pair in rates) and self._plans.make_again(
+            plan, self._policy, device
+        ):
+            _log.info(
+                "plan %d%s made again: the link has %.1f GB/s in and %.1f out",
+                plan, self._here(), device.bytes_per_us_in / 1e3, device.bytes_per_us_out / 1e3,
+            )  # fmt: skip
+
+    def _device(self) -> DeviceProfile:
+        profile = current_device.profile(self._number)
+        return replace(profile, hides_transfers=current_device.hides_transfers(self._number))
 
     def _judge_step(
         self, judge: PlanJudge, status: core.PlanStatus, cost: Cost | None, *, alike: bool
@@ -205,10 +235,8 @@ class DevicePlanner:
         except TraceError as error:  # such as a step without ops, as without torch
             self.not_planned(str(error), logging.INFO)
             return None
-        profile = current_device.profile(self._number)
-        profile = replace(profile, hides_transfers=current_device.hides_transfers(self._number))
         budget = core.stats(self._number)["budget_bytes"]
-        return PlannedStep(trace, self._recording.addresses(trace.source), profile, budget)
+        return PlannedStep(trace, self._recording.addresses(trace.source), self._device(), budget)
 
     def _begin_trial(
         self,

@@ -9,7 +9,8 @@ from ..base.native import core
 from .plan_judge import Choice
 
 if TYPE_CHECKING:
-    from ..policies.base import Plan
+    from ..base.device_profiles import DeviceProfile
+    from ..policies.base import Plan, Policy
     from ..policies.lowering import Columns
     from .planned_step import PlannedStep
 
@@ -18,6 +19,7 @@ class _Installed(NamedTuple):
     step: PlannedStep
     plan: Plan
     spare: Callable[[], Plan] | None
+    choice: Choice = Choice.FIRST  # that its steps follow
 
     def columns(self, choice: Choice) -> Columns:
         """Return what native code executes; it knows where the tensors are."""
@@ -85,3 +87,16 @@ class InstalledPlans:
                 core.roll_back_plan(plan, self._device)
             else:
                 core.replace_plan(plan, self._plans[plan].columns(choice), self._device)
+            self._plans[plan] = self._plans[plan]._replace(choice=choice)
+
+    def make_again(self, number: int, policy: Policy, device: DeviceProfile) -> bool:
+        """Plan a plan's step with another device's figures; False if it follows another choice."""
+        found = self._plans.get(number)
+        if found is None or found.choice is not Choice.FIRST:
+            return False
+        plan = policy.plan(found.plan.trace, device, found.step.budget)
+        if plan is None:
+            return False
+        self._plans[number] = found._replace(step=found.step._replace(device=device), plan=plan)
+        core.replace_plan(number, self._plans[number].columns(Choice.FIRST), self._device)
+        return True
