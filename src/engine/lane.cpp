@@ -26,10 +26,6 @@ std::size_t leaving(Verb verb, const std::vector<managed::MemSpan>& spans) {
   return stays ? 0 : bytes_of(spans);
 }
 
-std::size_t metered(Verb verb, const std::vector<managed::MemSpan>& spans) {
-  return verb == Verb::kBringIn || verb == Verb::kSendOut ? bytes_of(spans) : 0;
-}
-
 // For messages.
 const char* what(Verb verb) {
   switch (verb) {
@@ -94,18 +90,18 @@ Status Lane::close() {
 }
 
 Result<Ticket> Lane::submit(Verb verb, const std::vector<managed::MemSpan>& spans,
-                            const std::vector<cu::CUevent>& after) {
+                            const std::vector<cu::CUevent>& after, bool copies) {
   const Ticket ticket = ++last_;
   if (threaded_) {
     {
       const std::lock_guard guard(mutex_);
-      waiting_.push_back({ticket, verb, spans, after, std::exchange(before_, {})});
+      waiting_.push_back({ticket, verb, spans, after, std::exchange(before_, {}), copies});
       waiting_bytes_ += leaving(verb, spans);
     }
     changed_.notify_all();
     return ticket;
   }
-  Status status = issue(verb, spans, after, {});
+  Status status = issue(verb, spans, after, {}, copies);
   const std::lock_guard guard(mutex_);
   const Status finished = finish(ticket, leaving(verb, spans));
   if (status.ok() && !finished.ok()) failures_++;
@@ -114,21 +110,20 @@ Result<Ticket> Lane::submit(Verb verb, const std::vector<managed::MemSpan>& span
 }
 
 Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,
-                   const std::vector<cu::CUevent>& after, const std::vector<Before>& before) {
-  if (mapped_) {
-    UMEM_RETURN_IF_ERROR(wait_for(after, before));
-    const Watchdog::Call call(watched_, what(verb));
-    const LaneLog::Entry logged(log_, verb, bytes_of(spans), stream_);
-    const LaneMeter::Transfer timed(meter_, metered(verb, spans), stream_);
-    return run_mapped(verb, spans);
-  }
+                   const std::vector<cu::CUevent>& after, const std::vector<Before>& before,
+                   bool copies) {
+  if (mapped_) UMEM_RETURN_IF_ERROR(wait_for(after, before));
   const Watchdog::Call call(watched_, what(verb));
   for (cu::CUevent event : after)
-    UMEM_RETURN_IF_ERROR(
-        check(table_.cuStreamWaitEvent(stream_, event, 0), Entry::cuStreamWaitEvent));
-  const LaneLog::Entry logged(log_, verb, bytes_of(spans), stream_);
-  const LaneMeter::Transfer timed(meter_, metered(verb, spans), stream_);
-  return run(verb, spans);
+    if (!mapped_)
+      UMEM_RETURN_IF_ERROR(
+          check(table_.cuStreamWaitEvent(stream_, event, 0), Entry::cuStreamWaitEvent));
+  const std::size_t bytes = bytes_of(spans);
+  const LaneLog::Entry logged(log_, verb, bytes, stream_);
+  const bool timed = copies && meter_.begin(bytes, stream_);
+  Status status = mapped_ ? run_mapped(verb, spans) : run(verb, spans);
+  if (timed && status.ok()) meter_.end(stream_);
+  return status;
 }
 
 // The calls that change mappings act at once, so the thread waits, not the stream.
@@ -386,7 +381,7 @@ Status Lane::outcome(Ticket ticket) {
 // The thread may not have the context, if the driver refused it at first.
 Status Lane::retry(const Job& job) {
   UMEM_RETURN_IF_ERROR(check(table_.cuCtxSetCurrent(place_.context), Entry::cuCtxSetCurrent));
-  return issue(job.verb, job.spans, job.after, job.before);
+  return issue(job.verb, job.spans, job.after, job.before, job.copies);
 }
 
 void Lane::work() {
@@ -402,7 +397,7 @@ void Lane::work() {
     const Job job = std::move(waiting_.front());
     waiting_.pop_front();
     guard.unlock();
-    Status status = issue(job.verb, job.spans, job.after, job.before);
+    Status status = issue(job.verb, job.spans, job.after, job.before, job.copies);
     // Nothing else would make mapped bytes usable, so a call that fails once is made again.
     if (mapped_ && !status.ok()) status = retry(job);
     if (mapped_ && !status.ok() && status.code() != Code::kOutOfDeviceMemory)

@@ -48,8 +48,9 @@ class Lane {
   Status close();
 
   // Runs the verb on the spans after the events. With a thread, errors are counted in `failures`.
+  // `copies`: all their bytes cross the link, so that they may be timed.
   Result<Ticket> submit(Verb verb, const std::vector<managed::MemSpan>& spans,
-                        const std::vector<cu::CUevent>& after);
+                        const std::vector<cu::CUevent>& after, bool copies = false);
   // Makes later work on the stream wait for the submission. Waits until the thread has issued it.
   Status make_wait(cu::CUstream stream, Ticket ticket);
   // Makes another lane's later submissions wait.
@@ -86,6 +87,7 @@ class Lane {
     std::vector<managed::MemSpan> spans;
     std::vector<cu::CUevent> after;
     std::vector<Before> before;
+    bool copies;
   };
   struct Issued {
     Ticket ticket;
@@ -95,7 +97,8 @@ class Lane {
   };
 
   Status issue(Verb verb, const std::vector<managed::MemSpan>& spans,
-               const std::vector<cu::CUevent>& after, const std::vector<Before>& before);
+               const std::vector<cu::CUevent>& after, const std::vector<Before>& before,
+               bool copies);
   Status wait_for(const std::vector<cu::CUevent>& after, const std::vector<Before>& before);
   Status wait_complete(Ticket ticket);
   Status run(Verb verb, const std::vector<managed::MemSpan>& spans);
@@ -116,7 +119,7 @@ class Lane {
   managed::MemoryOps memory_ops_;
   managed::MappedMemory* const mapped_;
   LaneLog log_;
-  LaneMeter meter_;  // of what brings bytes in or sends them out
+  LaneMeter meter_;
   const bool threaded_;
   WatchedCalls* watched_ = nullptr;  // of a real driver only
   cu::CUstream stream_ = nullptr;

@@ -1,9 +1,9 @@
 // The rate of a lane's transfers, from driver events around some of them: one at a time, so that a
 // lane needs two events and a transfer few calls.
 #pragma once
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 
 #include "base/status.h"
 #include "driver/place.h"
@@ -13,41 +13,40 @@ namespace umem::engine {
 
 class LaneMeter {
  public:
-  // The last transfers that were timed, together. Older ones count half as much.
+  // The last transfers that were timed, together: 64 MiB and more, or none.
   struct Timed {
     std::uint64_t bytes = 0, us = 0;
   };
 
   LaneMeter(const driver::Table& table, driver::Place place) : table_(table), place_(place) {}
 
-  Timed timed() const { return {bytes_, ns_ / 1000}; }
+  Timed timed() const {
+    const std::lock_guard guard(mutex_);
+    return last_;
+  }
   Status close();
 
-  // The driver calls of a transfer, from construction to destruction, by one thread at a time.
-  class Transfer {
-   public:
-    // It is not timed if it is small, if the one before is under way, or on the software device.
-    Transfer(LaneMeter& meter, std::size_t bytes, cu::CUstream stream);
-    ~Transfer();
-    Transfer(const Transfer&) = delete;
-    Transfer& operator=(const Transfer&) = delete;
-
-   private:
-    LaneMeter& meter_;
-    const std::size_t bytes_;
-    cu::CUstream stream_;
-    bool begun_ = false;
-  };
+  // Around the driver calls of a transfer of so many bytes, by one thread at a time. False: it is
+  // not timed, because it is small, another one was timed lately or is under way, or on the
+  // software device. Otherwise call `end` if the calls succeeded.
+  bool begin(std::size_t bytes, cu::CUstream stream);
+  void end(cu::CUstream stream);
 
  private:
-  bool begin(cu::CUstream stream);
   void collect();
 
   const driver::Table& table_;
   const driver::Place place_;
   cu::CUevent begin_ = nullptr, end_ = nullptr;
-  std::size_t under_way_ = 0;  // bytes between the events; 0: none
-  std::atomic<std::uint64_t> bytes_{0}, ns_{0};
+  std::size_t bytes_ = 0;      // between the events
+  bool under_way_ = false;     // both are recorded
+  std::size_t transfers_ = 0;  // of 2 MiB and more
+  // The transfers that will be the last ones.
+  std::size_t count_ = 0, windows_ = 0;
+  std::uint64_t sum_bytes_ = 0;
+  double sum_us_ = 0;
+  mutable std::mutex mutex_;  // guards `last_`
+  Timed last_;
 };
 
 }  // namespace umem::engine

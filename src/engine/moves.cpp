@@ -93,7 +93,7 @@ void Moves::send_dead_out(std::size_t bytes) {
 // `before` again.
 Status Moves::send_back(const std::vector<RangeId>& ids, State before) {
   if (ids.empty()) return {};
-  Status status = transfers_.send_back(ids);
+  Status status = transfers_.send_back(ids, true);
   for (RangeId id : ids) {
     if (!status.ok())
       state_.ledger.set_state(id, before);
@@ -206,6 +206,7 @@ Status Moves::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consume
     if (ledger.at(id).bytes <= state_.share()) need += ledger.at(id).bytes;
   make_room(need);
   moved_.clear();
+  bool copies = true;
   for (RangeId id : ids) {
     // The op needs more than the budget: the rest is used on the host.
     if (!state_.fits(ledger.at(id).bytes)) {
@@ -213,6 +214,7 @@ Status Moves::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consume
       continue;
     }
     const bool data = ledger.at(id).state == State::kHost;
+    copies = copies && data;
     if (data) state_.counters.bytes_in += ledger.at(id).bytes;
     if (data && ledger.at(id).read_mostly) ledger.set_clean(id);
     ledger.set_state(id, State::kDevice);
@@ -221,7 +223,7 @@ Status Moves::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consume
   state_.counters.prefetches += moved_.size();
   if (moved_.empty()) return {};
   Status status = wait_for_space(transfers_.in());
-  if (status.ok()) status = transfers_.bring_in(moved_, consumer);
+  if (status.ok()) status = transfers_.bring_in(moved_, consumer, copies);
   if (status.ok() && consumer && state_.mapped())
     status = transfers_.in().outcome(transfers_.in().last());
   if (!status.ok())  // presumably on the host, and used there

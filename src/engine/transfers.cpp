@@ -97,14 +97,15 @@ Status Transfers::after_homes(const std::vector<RangeId>& ids) {
   return {};
 }
 
-Status Transfers::bring_in(const std::vector<RangeId>& ids, const cu::CUstream* consumer) {
+Status Transfers::bring_in(const std::vector<RangeId>& ids, const cu::CUstream* consumer,
+                           bool copies) {
   // The dead bytes that make room for it must be dropped first.
   UMEM_RETURN_IF_ERROR(local_.make_wait(in_, last_discard_));
   for (RangeId id : ids) UMEM_RETURN_IF_ERROR(out_.make_wait(in_, state_.ledger.at(id).departure));
   events_.clear();
   // Uses on the host must be over. The driver sees to that where it moves the bytes.
   if (state_.mapped()) UMEM_RETURN_IF_ERROR(after_uses_away(ids));
-  Result<Ticket> ticket = in_.submit(Verb::kBringIn, spans_of(ids), events_);
+  Result<Ticket> ticket = in_.submit(Verb::kBringIn, spans_of(ids), events_, copies);
   if (!ticket.ok()) return ticket.take_status();
   for (RangeId id : ids) {
     state_.attach(id);
@@ -195,17 +196,18 @@ Result<bool> Transfers::discard_live(RangeId id, managed::MemSpan part, cu::CUst
   return true;
 }
 
-Status Transfers::send_back(const std::vector<RangeId>& ids) {
+Status Transfers::send_back(const std::vector<RangeId>& ids, bool copies) {
   for (Verb verb : {Verb::kSendOut, Verb::kDrop}) {
     group_.clear();
     for (RangeId id : ids)
       if (state_.ledger.at(id).read_mostly == (verb == Verb::kDrop)) group_.push_back(id);
-    if (!group_.empty()) UMEM_RETURN_IF_ERROR(submit_out(verb, group_));
+    const bool all = copies && verb == Verb::kSendOut;  // a drop leaves what the host has
+    if (!group_.empty()) UMEM_RETURN_IF_ERROR(submit_out(verb, group_, all));
   }
   return {};
 }
 
-Status Transfers::submit_out(Verb verb, const std::vector<RangeId>& ids) {
+Status Transfers::submit_out(Verb verb, const std::vector<RangeId>& ids, bool copies) {
   events_.clear();
   for (RangeId id : ids) {
     const Unit& unit = state_.ledger.at(id);
@@ -215,7 +217,7 @@ Status Transfers::submit_out(Verb verb, const std::vector<RangeId>& ids) {
       UMEM_RETURN_IF_ERROR(in_.make_wait(out_, unit.arrival));
     UMEM_RETURN_IF_ERROR(local_.make_wait(out_, unit.populated));
   }
-  Result<Ticket> ticket = out_.submit(verb, spans_of(ids), events_);
+  Result<Ticket> ticket = out_.submit(verb, spans_of(ids), events_, copies);
   if (!ticket.ok()) return ticket.take_status();
   for (RangeId id : ids) state_.ledger.set_departure(id, ticket.value());
   return {};

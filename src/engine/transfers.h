@@ -20,8 +20,9 @@ class Transfers {
   Status close();
 
   // Brings the units in. Later work on the consumer waits for their bytes; without a consumer
-  // nothing waits.
-  Status bring_in(const std::vector<RangeId>& ids, const cu::CUstream* consumer);
+  // nothing waits. `copies`: all of them are away, with contents.
+  Status bring_in(const std::vector<RangeId>& ids, const cu::CUstream* consumer,
+                  bool copies = false);
   // Mapped memory only: what page faults do for managed memory. Maps a unit that is away, with its
   // contents if it has any, and waits until this is issued.
   Status make_usable(RangeId id, managed::Where where);
@@ -39,9 +40,9 @@ class Transfers {
   // Discards part of a live unit, ordered like a kernel on `stream`: after all earlier and before
   // all later work. False: the driver cannot.
   Result<bool> discard_live(RangeId id, managed::MemSpan part, cu::CUstream stream);
-  // Moves the units out after their last use.
-  Status send_back(const std::vector<RangeId>& ids);
-  Status submit_out(Verb verb, const std::vector<RangeId>& ids);
+  // Moves the units out after their last use. `copies`: all of them are on the device.
+  Status send_back(const std::vector<RangeId>& ids, bool copies = false);
+  Status submit_out(Verb verb, const std::vector<RangeId>& ids, bool copies = false);
   // Sends out the bytes that the last discard dropped: this frees their memory, and copies nothing.
   Status send_discarded(const std::vector<RangeId>& ids);
   Result<Ticket> send_discarded(const std::vector<managed::MemSpan>& spans);

@@ -67,7 +67,7 @@ Status WriteBack::begin(RangeId id) {
   if (here && !moves_.fits_on_host(id)) return {};
   zero_copy_.end(id);
   one_.assign(1, id);
-  UMEM_RETURN_IF_ERROR(transfers_.submit_out(Verb::kWriteBack, one_));
+  UMEM_RETURN_IF_ERROR(transfers_.submit_out(Verb::kWriteBack, one_, true));
   ledger.set_read_mostly(id, true, true);
   if (!here) return {};
   ledger.hold_host(id);

@@ -107,7 +107,9 @@ assert "cpu-disk" in umem.summary()
 
 def test_a_limit_of_writes_is_one_of_the_rate(tmp_path: Path) -> None:
     with umem.enable(budget="64MiB", disk=tmp_path, device="soft", disk_writes="864GB/day"):
-        limited = current_device.profile()
+        real = current_device.profile()
+        limited = current_device.for_plans(real)
+    assert (real.bytes_per_us_in, real.bytes_per_us_out) == (1500.0, 1500.0)
     assert (limited.bytes_per_us_in, limited.bytes_per_us_out) == (1500.0, 10.0)
 
 

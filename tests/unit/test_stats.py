@@ -37,9 +37,12 @@ def test_the_options_page_is_up_to_date() -> None:
 
 
 def test_the_summary_shows_every_figure_that_moves() -> None:
-    zero = Stats(**{**dict.fromkeys(NAMES, 0), "disk_file_bytes": 1})
+    timed = {f"timed_bytes_{way}": 64 << 20 for way in ("in", "out")}
+    timed |= {f"timed_busy_{way}_us": 2000 for way in ("in", "out")}
+    zero = Stats(**{**dict.fromkeys(NAMES, 0), "disk_file_bytes": 1, **timed})
     plain = text.summary(zero, device="soft", policy="lru")
     assert "device soft, policy lru" in plain
+    assert "33.6 GB/s  in; 33.6 GB/s out, of the transfers that were timed" in plain
     for name in NAMES:
         changed = dataclasses.replace(zero, **{name: 7 << 20})
         assert text.summary(changed, device="soft", policy="lru") != plain, name

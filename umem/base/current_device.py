@@ -36,9 +36,20 @@ def profile(device: int | None = None) -> DeviceProfile:
     """
     options = core.current_options()
     if options.device == "cuda":
-        return _measured(profile_of(gpu_name(device)), core.stats(device), "timed")
+        number = _current_gpu() if device is None else device
+        return _measured(profile_of(gpu_name(number)), core.stats(number), "timed")
     found = device_profiles.find(options.profile)
     return _with_disk(found) if options.disk else found
+
+
+def for_plans(profile: DeviceProfile) -> DeviceProfile:
+    """Return the figures of a device as plans take them.
+
+    A limit of the bytes that a disk is written in a day is one of the rate.
+    """
+    limit = core.current_options().disk_bytes_a_day / DAY_US or math.inf
+    rate = min(profile.bytes_per_us_out, limit)
+    return dataclasses.replace(profile, bytes_per_us_out=rate)
 
 
 def hides_transfers(device: int | None = None) -> bool:
@@ -52,24 +63,19 @@ def hides_transfers(device: int | None = None) -> bool:
         return bool(options.disk)
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        number = torch.cuda.current_device() if device is None else device
+        number = _current_gpu() if device is None else device
         return not getattr(torch.cuda.get_device_properties(number), "is_integrated", False)
     found = core.probe_cuda()["devices"][device or 0 :]
     return not (found and found[0]["integrated"])
 
 
 def _with_disk(profile: DeviceProfile) -> DeviceProfile:
-    """Return the profile with the rates that transfers to and from the disk had so far.
-
-    A limit of the bytes written in a day is one of the rate.
-    """
+    """Return the profile with the rates that transfers to and from the disk had so far."""
     assumed = device_profiles.find(device_profiles.DISK)
     profile = dataclasses.replace(
         profile, bytes_per_us_in=assumed.bytes_per_us_in, bytes_per_us_out=assumed.bytes_per_us_out
     )
-    found = _measured(profile, core.stats(None), "disk")
-    limit = core.current_options().disk_bytes_a_day / DAY_US or math.inf
-    return dataclasses.replace(found, bytes_per_us_out=min(found.bytes_per_us_out, limit))
+    return _measured(profile, core.stats(None), "disk")
 
 
 def _measured(profile: DeviceProfile, stats: Mapping[str, int], kind: str) -> DeviceProfile:
@@ -83,7 +89,15 @@ def _measured(profile: DeviceProfile, stats: Mapping[str, int], kind: str) -> De
         profile,
         bytes_per_us_in=rate("in", profile.bytes_per_us_in),
         bytes_per_us_out=rate("out", profile.bytes_per_us_out),
+        source=f"{profile.source}; the link's rates are measured, once enough was moved",
     )
+
+
+def _current_gpu() -> int:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0
+    return int(torch.cuda.current_device())
 
 
 def _nearest_profile(gpu: str) -> str:

@@ -81,8 +81,9 @@ OPTIONS = (
         parsers.WRITES_ALLOWED,
         "How much evicted memory may be written to `disk`, which wears out by it. Plans count "
         "with a disk that writes no faster, so they write less where another choice, or "
-        "recomputation, then costs less. It is no hard limit: nothing waits for it, and the end of "
-        "the program says how much more was written.",
+        "recomputation, then costs less. It is no hard limit: nothing waits for it, and a plan "
+        "that moves more and is slower than `lru` is dropped as without it. The end of the program "
+        "says if more is written.",
     ),
     Option(
         "policy", "UMEM_POLICY", "policy", parsers.parse_name, "auto",

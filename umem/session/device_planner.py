@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..base.device_profiles import DeviceProfile
     from ..policies.base import Plan, Policy
+    from ..trace.step_trace import StepTrace
     from .meter import Cost
     from .plan_judge import Verdict
     from .step_recording import StepRecording
@@ -35,7 +36,7 @@ _log = logging.getLogger("umem")
 
 _FEW = 0.1  # share of a step's ops that may follow a plan in a step that counts as one without
 _OFF = 1.15  # ratio of a measured rate to that of a plan from which the plan is made again
-_FIRST_LOOK = 4  # steps that follow plans until their rates are compared; then twice as many, ...
+_FIRST_LOOK = 4  # steps that follow a plan until its rates are compared; then twice as many, ...
 _SHOWN = 3  # problems of a plan that are logged
 
 
@@ -67,8 +68,8 @@ class DevicePlanner:
         self._last = 0  # the plan that the step before followed
         self._recorded: PlannedStep | None = None  # the last one
         self._reported = False  # problems of a plan were logged
-        self._followed = 0  # steps that followed a plan
-        self._next_look = _FIRST_LOOK
+        # By plan: its steps, and that at which the rates are compared next.
+        self._looks: dict[int, tuple[int, int]] = {}
 
     def stop(self) -> None:
         """Stop planning; lru decides what is evicted."""
@@ -84,6 +85,7 @@ class DevicePlanner:
         """Forget all plans."""
         self._clears += 1
         self._plans.clear()
+        self._looks.clear()
         self._judge = self._recorded = None
 
     @property
@@ -140,25 +142,44 @@ class DevicePlanner:
             self._plan(cost if cost and _without_plan(status) else None)
 
     def _follow_rates(self, plan: int) -> None:
-        """Make the plan again if the link is faster or slower than it was planned with."""
-        self._followed += 1
-        step = self._plans.step_of(plan)
-        comparing = self._judge is not None and self._judge.busy
-        if self._followed < self._next_look or step is None or comparing:
+        """Make the plan again if the link is faster or slower than it was planned with.
+
+        A policy of the program's own is asked once for each recorded step.
+        """
+        found = self._plans.followed(plan)
+        if found is None or not registry.is_built_in(self._policy):
             return
-        self._next_look = 2 * self._followed
+        followed, look = self._looks.get(plan, (0, _FIRST_LOOK))
+        self._looks[plan] = followed + 1, look
+        if followed + 1 < look or (self._judge is not None and self._judge.compares(plan)):
+            return
+        self._looks[plan] = followed + 1, 2 * (followed + 1)
+        step, trace = found
         device = self._device()
         rates = [
             (step.device.bytes_per_us_in, device.bytes_per_us_in),
             (step.device.bytes_per_us_out, device.bytes_per_us_out),
         ]
-        if any(max(pair) > _OFF * min(pair) for pair in rates) and self._plans.make_again(
-            plan, self._policy, device
-        ):
-            _log.info(
-                "plan %d%s made again: the link has %.1f GB/s in and %.1f out",
-                plan, self._here(), device.bytes_per_us_in / 1e3, device.bytes_per_us_out / 1e3,
-            )  # fmt: skip
+        if not any(max(pair) > _OFF * min(pair) for pair in rates):
+            return
+        clears, step = self._clears, step._replace(device=device)
+        made, spare = self._made(trace, step)
+        if made is None or self._clears != clears:
+            return
+        self._plans.replace(plan, made, spare, step)
+        _log.info(
+            "plan %d%s made again: the link has %.1f GB/s in and %.1f out",
+            plan, self._here(), device.bytes_per_us_in / 1e3, device.bytes_per_us_out / 1e3,
+        )  # fmt: skip
+
+    def _made(
+        self, trace: StepTrace, step: PlannedStep
+    ) -> tuple[Plan | None, Callable[[], Plan] | None]:
+        """Return the policy's plan for the step as policies get it, and its spare plan's maker."""
+        device = current_device.for_plans(step.device)
+        plan = self._policy.plan(trace, device, step.budget)
+        second = getattr(self._policy, "second", None)
+        return plan, second and partial(second, trace, device, step.budget)
 
     def _device(self) -> DeviceProfile:
         profile = current_device.profile(self._number)
@@ -201,7 +222,7 @@ class DevicePlanner:
             return
         clears, self._recorded = self._clears, recorded
         trace, places = recorded.for_policy(self._recording)
-        plan = self._policy.plan(trace, recorded.device, recorded.budget)
+        plan, spare = self._made(trace, recorded)
         if plan is None:
             self.makes_plans = False
             return
@@ -212,9 +233,7 @@ class DevicePlanner:
         except ValueError as error:
             self.not_planned(str(error))
             return
-        second = getattr(self._policy, "second", None)
-        spare = second and partial(second, trace, recorded.device, recorded.budget)
-        number = self._plans.install(columns, plan, spare, recorded)
+        number = self._plans.install(columns, plan, spare, recorded, trace)
         if self._clears != clears:  # a signal handler changed the budget, or turned umem off
             self._plans.clear()
             return

@@ -9,14 +9,15 @@ from ..base.native import core
 from .plan_judge import Choice
 
 if TYPE_CHECKING:
-    from ..base.device_profiles import DeviceProfile
-    from ..policies.base import Plan, Policy
+    from ..policies.base import Plan
     from ..policies.lowering import Columns
+    from ..trace.step_trace import StepTrace
     from .planned_step import PlannedStep
 
 
 class _Installed(NamedTuple):
     step: PlannedStep
+    trace: StepTrace  # as the policy got it
     plan: Plan
     spare: Callable[[], Plan] | None
     choice: Choice = Choice.FIRST  # that its steps follow
@@ -51,8 +52,9 @@ class InstalledPlans:
         self._plans.clear()
 
     def install(
-        self, columns: Columns, plan: Plan, spare: Callable[[], Plan] | None, step: PlannedStep
-    ) -> int:
+        self, columns: Columns, plan: Plan, spare: Callable[[], Plan] | None, step: PlannedStep,
+        trace: StepTrace,
+    ) -> int:  # fmt: skip
         """Install a plan, which programs follow from now on; return its number.
 
         Args:
@@ -60,11 +62,12 @@ class InstalledPlans:
             plan: of the step in segments.
             spare: makes another plan for the same steps; None if there is none.
             step: that the plan was made from.
+            trace: the step as the policy got it.
         """
         number = core.install_plan(columns, self._device)
         kept = core.plan_status(self._device)["plans"]
         self._plans = {n: known for n, known in self._plans.items() if n in kept}
-        self._plans[number] = _Installed(step, plan, spare)
+        self._plans[number] = _Installed(step, trace, plan, spare)
         return number
 
     def step_of(self, number: int) -> PlannedStep | None:
@@ -89,14 +92,15 @@ class InstalledPlans:
                 core.replace_plan(plan, self._plans[plan].columns(choice), self._device)
             self._plans[plan] = self._plans[plan]._replace(choice=choice)
 
-    def make_again(self, number: int, policy: Policy, device: DeviceProfile) -> bool:
-        """Plan a plan's step with another device's figures; False if it follows another choice."""
+    def followed(self, number: int) -> tuple[PlannedStep, StepTrace] | None:
+        """Return a plan's step, also as the policy got it; None if its steps do not follow it."""
         found = self._plans.get(number)
-        if found is None or found.choice is not Choice.FIRST:
-            return False
-        plan = policy.plan(found.plan.trace, device, found.step.budget)
-        if plan is None:
-            return False
-        self._plans[number] = found._replace(step=found.step._replace(device=device), plan=plan)
-        core.replace_plan(number, self._plans[number].columns(Choice.FIRST), self._device)
-        return True
+        return (found.step, found.trace) if found and found.choice is Choice.FIRST else None
+
+    def replace(
+        self, number: int, plan: Plan, spare: Callable[[], Plan] | None, step: PlannedStep
+    ) -> None:
+        """Replace a plan by another one for the same steps."""
+        made = self._plans[number]._replace(step=step, plan=plan, spare=spare)
+        core.replace_plan(number, made.columns(Choice.FIRST), self._device)
+        self._plans[number] = made

@@ -100,6 +100,10 @@ class PlanJudge:
         trials = self._trials.values()
         return any(trial.steps or trial.compared or trial.steps_of_first for trial in trials)
 
+    def compares(self, plan: int) -> bool:
+        """Return whether the steps of a plan are being compared, so that it must not change."""
+        return self.takes_turns or plan in self._trials
+
     def begin(self, plan: int, without: Cost | None) -> Choice | None:
         """Start the trial of a new plan; return the choice of all plans if there is one instead.
 

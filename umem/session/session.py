@@ -389,12 +389,14 @@ def _why_unplanned() -> str:
 
 def _costs(now: Stats) -> dict[str, Any]:
     """Return what the session knows for `monitor.summary.advice`."""
-    if _current is None or now.peak_live_bytes <= now.budget_bytes:
+    if _current is None:
         return {}
     settings = _current.settings
+    costs: dict[str, Any] = {"disk_writes": settings.disk_writes}
+    if now.peak_live_bytes <= now.budget_bytes:
+        return costs
     both = settings.recompute != "off" and settings.optimizer.value != 0
-    tried = settings.trace is not None or both
-    costs: dict[str, Any] = {"tried": tried, "disk_writes": settings.disk_writes}
+    costs["tried"] = settings.trace is not None or both
     planned = planned_step()
     if planned is not None:
         costs["step"] = planned.cost(now.budget_bytes)

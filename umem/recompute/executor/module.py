@@ -250,7 +250,7 @@ class OptimizedModule:
         if self.device is not None:
             return device_profiles.find(self.device)
         if core.running():
-            return current_device.profile()
+            return current_device.for_plans(current_device.profile())
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
         return current_device.profile_of(name)
 
