@@ -264,3 +264,11 @@ with umem.enable(budget="24MiB", disk=sys.argv[1], device="soft", summary=True):
     assert "on disk" in done.stdout
     assert "(virtual)" not in done.stdout
     assert "a step written to the disk" in done.stderr
+
+
+@pytest.mark.nightly
+def test_the_bench_of_a_training_beyond_memory_runs(tmp_path: Path) -> None:
+    bench = Path(__file__).resolve().parents[2] / "bench" / "disk_beyond.py"
+    command = [sys.executable, str(bench), "--smoke", "--disk", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert "The losses at both budgets are equal, to the last bit." in done.stdout
