@@ -415,6 +415,12 @@ void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream,
   if (!moved_.empty()) state_.count_error(transfers_.send_back(moved_));
 }
 
+void Engine::outermost_ended(RangeId id, std::uint64_t born) {
+  Ledger& ledger = state_.ledger;
+  if (!ledger.live(id) || ledger.at(id).born != born) return;
+  if (!workspaces_.may_be(ledger, id, ledger.at(id).family)) ledger.end_fresh(id);
+}
+
 std::size_t Engine::shortage(std::size_t bytes) const {
   const std::size_t available = state_.view().available_bytes;
   return state_.active() && bytes > available ? bytes - available : 0;

@@ -97,6 +97,9 @@ class Engine {
   // Call it after the op: unpins the units and marks them as used now. `inner`: another op of this
   // thread goes on, and may use what this one allocated.
   void end_use(const RangeId* ids, std::size_t count, cu::CUstream stream, bool inner = false);
+  // The op around an inner op has ended, which had left the unit that was born then: nothing uses
+  // it unseen any more, unless it is a workspace.
+  void outermost_ended(RangeId id, std::uint64_t born);
   // Call it once per op, after all its `end_use`: tells the policy, and applies its pending
   // requests.
   void op_ended(const OpUse& op, cu::CUstream stream);

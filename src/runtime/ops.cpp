@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "base/format.h"
@@ -227,6 +228,29 @@ static void tag_exchanged(residency::Ledger& ledger, const residency::OpUse& use
   }
 }
 
+// What inner ops left, which the op around them may go on to use unseen.
+struct Left {
+  int ordinal;
+  RangeId id;
+  std::uint64_t born;
+};
+static thread_local std::vector<Left> t_left;
+
+static void note_left(const State& s, int ordinal, const residency::Ledger& ledger,
+                      const residency::OpUse& used) {
+  if (!s.ranges.mapped()) return;  // managed memory faults in
+  for (std::size_t i = used.inputs; i < used.count; ++i)
+    if (ledger.live(used.ids[i]) && ledger.at(used.ids[i]).fresh)
+      t_left.push_back({ordinal, used.ids[i], ledger.at(used.ids[i]).born});
+}
+
+static void outermost_ended(State& s) {
+  for (const Left& left : std::exchange(t_left, {})) {
+    const DeviceLock lock(s.slot(left.ordinal));
+    if (lock.device() && !s.forked) lock.device()->engine.outermost_ended(left.id, left.born);
+  }
+}
+
 // Tags the op's blocks that outlive it, marks its operands as used now, and unpins them.
 static void let_go_on(State& s, int ordinal, const Op& op, const residency::OpUse& used,
                       residency::Tag tag) {
@@ -243,6 +267,7 @@ static void let_go_on(State& s, int ordinal, const Op& op, const residency::OpUs
   const cu::CUstream stream = used.count > 0 ? stream_on(device, op, used.ids[0])
                                              : reinterpret_cast<cu::CUstream>(op.stream);
   if (used.count > 0) device.engine.end_use(used.ids, used.count, stream, used.inner);
+  if (used.inner) note_left(s, ordinal, ledger, used);
   if (op.collective) device.engine.begin_collective(used.ids, used.count);
   if (used.count > used.inputs)
     device.engine.left_behind(used.ids + used.inputs, used.count - used.inputs, op.family);
@@ -281,6 +306,7 @@ void op_end(Op* op, residency::Tag tag) noexcept {
     break;
   }
   if (op->n_pinned > 0 || op->trace.open) let_go(op, tag);
+  if (!t_left.empty() && !within_an_op()) outermost_ended(state());
   end_operating(state(), *op);
   if (op->trace.entered_ns != 0 && t_op) t_op->trace.leave(op->trace);
 }

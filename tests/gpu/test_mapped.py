@@ -321,3 +321,26 @@ def test_a_pool_is_refused(program: Program) -> None:
         """,
     )
     assert words == ["True"]
+
+
+def test_what_an_inner_op_leaves_may_leave_when_the_outer_one_has_ended(program: Program) -> None:
+    """The places of a pooling's maxima are named again in the backward pass only."""
+    words = run(
+        program,
+        """
+        def away(tensor):
+            (row,) = umem.tensors([tensor])
+            return row.evicted_bytes == row.bytes
+        with start("32MiB", policy="lru"):
+            x = torch.arange(2 * MIB, dtype=torch.float32, device="cuda").view(4, 64, 64, 128)
+            x.requires_grad_()
+            y = torch.nn.functional.max_pool2d(x * 1.0, 3, 2, 1)
+            places = y.grad_fn._saved_result1
+            others = blocks(16)
+            print(places.nbytes // MIB, away(places), away(y))
+            y.sum().backward()
+            print(int(x.grad.sum()) == y.numel(), umem.stats().hook_errors)
+            del x, y, places, others
+        """,
+    )
+    assert words == ["4", "True", "True", "True", "0"]
