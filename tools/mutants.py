@@ -25,6 +25,7 @@ STREAMS = (
 )  # fmt: skip
 MAPPED = ("tests/gpu/test_mapped.py", "tests/gpu/test_numbers.py")
 LAYOUTS = ("tests/gpu/test_layout.py",)
+LINK_RATES = ("tests/gpu/test_link_rates.py",)
 PLANS = ("tests/gpu/test_planning.py",)
 COLLECTIVES = ("tests/integration/test_collectives.py",)
 
@@ -106,6 +107,14 @@ MUTANTS = (
         "what the program keeps stays away when a layout is parted", "engine/moves.cpp",
         "if (!leaving) return !state_.ledger.kept_in_place(id);", "if (!leaving) return true;",
         LAYOUTS,
+    ),
+    Mutant(
+        "what an inner op left stays for good", "runtime/ops.cpp",
+        "if (!t_left.empty() && !within_an_op())", "if (false)", MAPPED,
+    ),
+    Mutant(
+        "plans keep the nominal rates of the link", "engine/lane_meter.cpp",
+        "if (!under_way_) return;", "return;", LINK_RATES,
     ),
     Mutant(
         "an event from before the last use will do", "engine/streams.cpp",
