@@ -228,7 +228,7 @@ static void tag_exchanged(residency::Ledger& ledger, const residency::OpUse& use
   }
 }
 
-// What inner ops left, which the op around them may go on to use unseen.
+// A block that an inner op left, and that the op around it may go on to use unseen.
 struct Left {
   int ordinal;
   RangeId id;
