@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ _log = logging.getLogger("umem")
 
 _FEW = 0.1  # share of a step's ops that may follow a plan in a step that counts as one without
 _OFF = 1.15  # ratio of a measured rate to that of a plan from which the plan is made again
-_FIRST_LOOK = 4  # steps that follow a plan until its rates are compared; then twice as many, ...
+_FIRST_LOOK = 4  # steps that follow a plan until its rates are compared; then 8, 16, ...
 _SHOWN = 3  # problems of a plan that are logged
 
 
@@ -68,8 +69,7 @@ class DevicePlanner:
         self._last = 0  # the plan that the step before followed
         self._recorded: PlannedStep | None = None  # the last one
         self._reported = False  # problems of a plan were logged
-        # By plan: its steps, and that at which the rates are compared next.
-        self._looks: dict[int, tuple[int, int]] = {}
+        self._followed: Counter[int] = Counter()  # steps, by the plan
 
     def stop(self) -> None:
         """Stop planning; lru decides what is evicted."""
@@ -85,7 +85,7 @@ class DevicePlanner:
         """Forget all plans."""
         self._clears += 1
         self._plans.clear()
-        self._looks.clear()
+        self._followed.clear()
         self._judge = self._recorded = None
 
     @property
@@ -149,11 +149,12 @@ class DevicePlanner:
         found = self._plans.followed(plan)
         if found is None or not registry.is_built_in(self._policy):
             return
-        followed, look = self._looks.get(plan, (0, _FIRST_LOOK))
-        self._looks[plan] = followed + 1, look
-        if followed + 1 < look or (self._judge is not None and self._judge.compares(plan)):
+        self._followed[plan] += 1
+        steps = self._followed[plan]
+        if steps < _FIRST_LOOK or steps.bit_count() > 1:
             return
-        self._looks[plan] = followed + 1, 2 * (followed + 1)
+        if self._judge is not None and self._judge.compares(plan):
+            return
         step, trace = found
         device = self._device()
         rates = [
