@@ -236,6 +236,7 @@ def step_estimate(
     returns: Ints,
     return_start: Ints,
     return_end: Ints,
+    room_us: Floats,
     written: Ints,
     due: Ints,
     copy_us: Floats,

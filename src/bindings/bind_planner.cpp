@@ -95,8 +95,8 @@ py::tuple return_starts(const Ints& start, const Ints& end, const Ints& sizes,
 py::tuple estimate(const Floats& op_us, const Floats& slack_us, const Ints& start,
                    const Floats& out_us, const Floats& in_us, const Ints& quiet,
                    const Ints& returns, const Ints& return_start, const Ints& return_end,
-                   const Ints& written, const Ints& due, const Floats& copy_us,
-                   const Ints& parameter, const Ints& gradient, const Floats& work_us,
+                   const Floats& room_us, const Ints& written, const Ints& due,
+                   const Floats& copy_us, const Ints& parameter, const Ints& gradient, const Floats& work_us,
                    std::int64_t never) {
   const std::size_t n = length(op_us), gaps = length(start), backs = length(returns),
                     times = length(written);
@@ -109,6 +109,7 @@ py::tuple estimate(const Floats& op_us, const Floats& slack_us, const Ints& star
   const auto gap = between("returns", returns, backs, 0, static_cast<std::int64_t>(gaps) - 1);
   const auto back_from = between("return_start", return_start, backs, -kFarthest, kFarthest);
   const auto back_by = between("return_end", return_end, backs, -kFarthest, kFarthest);
+  const auto room = rows("room_us", room_us, backs);
   const auto last_write = between("written", written, times, -kFarthest, kFarthest);
   const auto first_way_out = between("due", due, times, -kFarthest, kFarthest);
   const auto copy = rows("copy_us", copy_us, times);
@@ -120,7 +121,7 @@ py::tuple estimate(const Floats& op_us, const Floats& slack_us, const Ints& star
   const planner::HostUpdates updates{of_parameter, of_gradient, work};
   const planner::Ops ops{us, slack};
   const planner::AwayGaps away{from, out, in, of_gap};
-  const planner::Returns back{gap, back_from, back_by};
+  const planner::Returns back{gap, back_from, back_by, room};
   const planner::QuietTimes quiet_times{last_write, first_way_out, copy};
   const auto found =
       unlocked([&] { return planner::estimate(ops, away, back, quiet_times, updates, never); });
@@ -136,7 +137,7 @@ void bind_planner(py::module_& module) {
              py::arg("occupancy"), py::arg("room"));
   module.def("step_estimate", &estimate, py::arg("op_us"), py::arg("slack_us"), py::kw_only(),
              py::arg("start"), py::arg("out_us"), py::arg("in_us"), py::arg("quiet"),
-             py::arg("returns"), py::arg("return_start"), py::arg("return_end"), py::arg("written"),
+             py::arg("returns"), py::arg("return_start"), py::arg("return_end"), py::arg("room_us"), py::arg("written"),
              py::arg("due"), py::arg("copy_us"), py::arg("parameter"), py::arg("gradient"),
              py::arg("work_us"), py::arg("never"));
 }

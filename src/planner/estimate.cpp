@@ -224,6 +224,7 @@ Estimate estimate(const Ops& ops, const AwayGaps& away, const Returns& returns,
   for (std::int64_t point = 0; point < 2 * n; ++point) {
     const std::int64_t op = point % n;
     const double slack = ops.slack_us[index(op)], us = ops.us[index(op)];
+    const double ended = now;  // the op before
     if (op == 0) begin = now;
     for (const std::size_t gap : leaves[op]) {
       if (const auto copied = write_backs.ready(away.quiet[gap], point - 1)) {
@@ -234,14 +235,18 @@ Estimate estimate(const Ops& ops, const AwayGaps& away, const Returns& returns,
       }
       work.left(gap, point - op);
     }
-    const double empty = std::max(now, left - slack);  // enough bytes have left
+    // A return waits until enough bytes have left for it and for those that start before it.
+    double later_us = 0;
+    for (const std::size_t row : starts[op]) later_us += returns.room_us[row];
     for (const std::size_t row : starts[op]) {
       const std::size_t gap = index(returns.gap[row]);
+      later_us -= returns.room_us[row];
+      const double empty = std::max(now, left - slack - later_us);
       in_free = arrival[gap] = std::max({in_free, work.ready(gap), empty}) + away.in_us[gap];
     }
     for (const std::size_t row : needs[op]) now = std::max(now, arrival[index(returns.gap[row])]);
     now = std::max(now, left - slack);
-    out_free = write_backs.fill(point, std::max(out_free, now), now + us);
+    out_free = write_backs.fill(point, std::max(out_free, ended), now + us);
     now += us;
   }
   return {now - begin, std::move(write_backs).started()};

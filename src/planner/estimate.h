@@ -37,6 +37,7 @@ struct AwayGaps {
 // One row per gap whose tensor returns, by deadline.
 struct Returns {
   Ints gap, start, end;  // op at which the return starts, and op that uses the tensor
+  Floats room_us;        // time in which as many bytes leave
 };
 
 // One row per time between two writes in which a tensor leaves.

@@ -102,6 +102,7 @@ def estimate(
     ready, taken = earliest(choice, amount, room)
     out_us = np.where(trace.clean[away.tensor], 0.0, amount / device.bytes_per_us_out).tolist()
     in_us = (amount / device.bytes_per_us_in).tolist()
+    room_us = (amount / device.bytes_per_us_out).tolist()
     leaves, starts, needs = defaultdict(list), defaultdict(list), defaultdict(list)
     for gap, start in enumerate(away.start.tolist()):
         leaves[(start + 1) % n].append(gap)
@@ -120,7 +121,7 @@ def estimate(
     departure, arrival = [0.0] * len(amount), [0.0] * len(amount)
     now = out_free = in_free = begin = left = 0.0
     for point in range(2 * n):
-        op = point % n
+        op, ended = point % n, now
         begin = now if op == 0 else begin
         for gap in leaves[op]:
             copied = copies.ready(int(quiet.of_gap[gap]), point - 1)
@@ -130,12 +131,14 @@ def estimate(
                 left = out_free = departure[gap] = max(out_free, now) + out_us[gap]
                 copies.moved(int(quiet.of_gap[gap]), point - 1, left)
             host.leaves(gap, point - op, departure)
-        empty = max(now, left - slack[op])
+        later = sum(room_us[gap] for gap in starts[op])
         for gap in starts[op]:
+            later -= room_us[gap]
+            empty = max(now, left - slack[op] - later)
             in_free = arrival[gap] = (
                 max(in_free, host.ready(gap, departure[gap]), empty) + in_us[gap]
             )
         now = max([now, left - slack[op], *(arrival[gap] for gap in needs[op])])
-        out_free = copies.fill(point, max(out_free, now), now + float(trace.op_us[op]))
+        out_free = copies.fill(point, max(out_free, ended), now + float(trace.op_us[op]))
         now += float(trace.op_us[op])
     return now - begin, copies.started

@@ -50,16 +50,16 @@ def test_the_longest_idle_leaves_and_returns_by_its_next_use() -> None:
 
 
 def test_where_writing_is_slow_a_clean_tensor_leaves_instead_of_the_longest_idle() -> None:
-    # As with a limit of what may be written to a disk.
+    # As with a limit of what may be written to a disk. Op e waits for the clean tensor's return.
     tensors = [Tensor(2, (0, 7)), Tensor(2), Tensor(2, (3, 3))]
     ops = [
         Op("a", [], [0]),
         Op("b", [1]),
         Op("c"),
         Op("d", [], [2]),
-        Op("e"),
+        Op("e", [1]),
         Op("f"),
-        Op("g", [1]),
+        Op("g"),
         Op("h", [0]),
     ]
     trace = step(tensors, ops)
@@ -176,15 +176,26 @@ def test_the_estimate_reckons_with_both_lanes(pages: int, us: float) -> None:
 
 
 def test_the_plan_with_the_lowest_estimate_is_taken() -> None:
-    # Op 4 is 4 pages over. Tensor 0 is idle longest, but is needed no more and leaves just
-    # before: op 4 would wait for it. Tensor 1 has left by then.
+    # Op 4 is 4 pages over. Tensor 0 is needed no more, but is written just before: op 4 would wait
+    # for it. Tensor 1 has left by then, and has time to return.
     tensors = [Tensor(4, (0, 9)), Tensor(4, (0, 9)), Tensor(4, (4, 4))]
-    ops = [Op("op", {3: [0], 8: [1]}.get(i, []), {0: [0, 1], 4: [2]}.get(i, [])) for i in range(10)]
+    writes = {0: [0, 1], 3: [0], 4: [2]}
+    ops = [Op("op", [1] if i == 8 else [], writes.get(i, [])) for i in range(10)]
     device = DeviceProfile("test", PAGE / 70, PAGE / 70, 45.0, 1 << 40, "made up")
     plan = Auto().plan(step(tensors, ops), device, 8 * PAGE)
     assert plan.evict == (Move(0, 1),)
     fast = DeviceProfile("test", PAGE * 1e3, PAGE * 1e3, 45.0, 1 << 40, "made up")
     assert len(Auto().plan(step(tensors, ops), fast, 8 * PAGE).evict) == 1
+
+
+def test_of_equal_plans_the_one_that_moves_least_is_taken() -> None:
+    # Op 4 is 4 pages over. A copy of either tensor ends in time; tensor 0 does not return.
+    tensors = [Tensor(4, (0, 9)), Tensor(4, (0, 9)), Tensor(4, (4, 4))]
+    ops = [Op("op", {3: [0], 8: [1]}.get(i, []), {0: [0, 1], 4: [2]}.get(i, [])) for i in range(10)]
+    device = DeviceProfile("test", PAGE / 70, PAGE / 70, 45.0, 1 << 40, "made up")
+    plan = Auto().plan(step(tensors, ops), device, 8 * PAGE)
+    assert plan.evict == (Move(3, 0),)
+    assert not plan.fetch
 
 
 def test_what_crosses_the_end_of_a_step_may_be_away_before_and_after() -> None:

@@ -139,9 +139,10 @@ def estimated(**changed: Ints | Floats) -> float:
     """A step of two ops: a tensor leaves after op 0, and returns for op 0 of the next step."""
     columns: Any = {
         "start": ints(0), "out_us": floats(10.0), "in_us": floats(10.0), "quiet": ints(-1),
-        "returns": ints(0), "return_start": ints(1), "return_end": ints(2), "written": ints(),
-        "due": ints(), "copy_us": floats(), "parameter": ints(), "gradient": ints(),
-        "work_us": floats(), "op_us": floats(5.0, 5.0), "slack_us": floats(0.0, 0.0),
+        "returns": ints(0), "return_start": ints(1), "return_end": ints(2),
+        "room_us": floats(10.0), "written": ints(), "due": ints(), "copy_us": floats(),
+        "parameter": ints(), "gradient": ints(), "work_us": floats(),
+        "op_us": floats(5.0, 5.0), "slack_us": floats(0.0, 0.0),
     }  # fmt: skip
     columns.update(changed)
     ops = columns.pop("op_us"), columns.pop("slack_us")

@@ -42,8 +42,9 @@ def estimate(trace: StepTrace, device: DeviceProfile, choice: GapChoice, room: i
     """Estimate the second of two equal steps, with each direction of the link as a fluid.
 
     A return starts at the first op after which the occupancy has space for it, out of `room`
-    bytes, until its use. An op starts when its tensors have arrived and the tensors still leaving
-    fit into the remaining space. While the link to the host is idle, tensors that are not written
+    bytes, until its use, once the tensors still leaving fit beside it and the returns before it. An
+    op starts when its tensors have arrived and the tensors still leaving fit into the remaining
+    space. While the link to the host is idle, also while an op waits, tensors that are not written
     again before they leave are written back, in the order in which they leave.
     """
     from ...base.native import core
@@ -66,6 +67,7 @@ def estimate(trace: StepTrace, device: DeviceProfile, choice: GapChoice, room: i
         returns=returns,
         return_start=ready,
         return_end=away.end[returns],
+        room_us=amount[returns] / device.bytes_per_us_out,
         written=quiet.written,
         due=quiet.due,
         copy_us=trace.bytes[quiet.tensor] / device.bytes_per_us_out,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import islice
 
 import numpy as np
 
@@ -17,14 +17,12 @@ from .estimate import GapChoice, StepEstimate, estimate
 from .host_lane import Updated, updated
 from .occupancy import all_gaps, bytes_over, capacity, joined, large_live_bytes, select
 from .streaming import streamed
-from .writeback import write_backs
+from .writeback import quiet_times, write_backs
 
-COMPARED = 8192  # up to this number of gaps several choices are compared; above it, one is made
-NEAR = 1.5  # ratio up to which idle times count as equal
+COMPARED = 65536  # up to this number of gaps several choices are compared; above it, one is made
 FEW = 2  # choices that are compared where an estimate has to be quick
-HIDDEN = 1.002  # of the compute time: a plan within this has nothing left to gain
 CLEARLY = 0.995  # of the best time so far: a smaller gain is not worth moving more bytes
-GREAT = 0.02  # of the capacity: the choice of sizes matters only for tensors above this
+WEIGHT = 0.5  # of a transfer, in steps of idle time
 
 
 class Auto:
@@ -108,19 +106,19 @@ def _fastest(
 ) -> tuple[GapChoice, StepEstimate | None]:
     """Return the choice with the min estimate; the estimate is None where nothing leaves.
 
-    The first choice that hides all transfers is taken. On a device that hides none, only the time
+    Of equal ones that with the least transfers is taken. On a device that hides none, only the time
     of transfers counts: next to much compute it is small for each choice, but all there is to gain.
     """
-    least = math.inf
+    least = least_moved = math.inf
     for choice in choices:
         if not len(choice.away.tensor):
             return choice, None
         found = estimate(trace, device, choice, room)
-        us = found.us if device.hides_transfers else _transfers_us(trace, device, choice, found)
-        if us < CLEARLY * least:
-            best, most, least = choice, found, us
-        if device.hides_transfers and least <= HIDDEN * trace.compute_us:
-            break
+        moved = _transfers_us(trace, device, choice, found)
+        us = found.us if device.hides_transfers else moved
+        if us < CLEARLY * least or (CLEARLY * us <= least and moved < least_moved):
+            best, most, least_moved = choice, found, moved
+        least = min(least, us)
     return best, most
 
 
@@ -166,47 +164,46 @@ def _returns(trace: StepTrace, gaps: Gaps) -> Ints:
 
 
 def _choices(trace: StepTrace, gaps: Gaps, live: Ints, room: int) -> Iterator[Ints]:
-    """Yield a choice by idle time, then others if it moves anything and there is time to compare.
-
-    If weights are streamed, the choice of the other tensors matters little, except that clean
-    tensors may leave first: they move in one direction only.
-    """
+    """Yield a choice by idle time, then others if it moves anything and comparing takes no time."""
     excess = live - room
     first = choose(trace, gaps, excess, gaps.idle_us)
     yield first
     if not len(first) or len(gaps.tensor) > COMPARED:
         return
-    streams = False
-    for index in streamed(trace, gaps, live, room):
-        streams = True
-        yield index
+    yield from streamed(trace, gaps, live, room)
     seen = {first.tobytes()}
-    clean = trace.clean[gaps.tensor]
-    last = [gaps.idle_us + 2 * trace.compute_us * clean] if clean.any() else []
-    for priority in chain(() if streams else _priorities(trace, gaps, room), last):
+    for priority in _priorities(trace, gaps, excess):
         index = choose(trace, gaps, excess, priority)
         if index.tobytes() not in seen:
             yield index
         seen.add(index.tobytes())
 
 
-def _priorities(trace: StepTrace, gaps: Gaps, room: int) -> Iterator[Floats]:
-    """Yield priorities other than idle time.
+def _priorities(trace: StepTrace, gaps: Gaps, excess: Ints) -> Iterator[Floats]:
+    """Yield priorities that weigh the time of a gap against its transfers.
 
-    Tensors without further use first, or last; persistent tensors first, which can leave before
-    forward needs the space; or, of nearly equal idle times, the smaller tensor first.
+    A copy to the host can be made from the last write on, so the time since then counts. The copy
+    is valid until the next write, so the gaps between two writes share its cost. The first priority
+    takes gaps without a return before all others, the last one those of persistent tensors, which
+    can leave before the forward pass needs the space.
     """
-    time = gaps.idle_us
-    returns = _returns(trace, gaps)
-    if not returns.all():
-        yield np.where(returns, time, time + 2 * trace.compute_us)
-        yield np.where(returns, time, 0.0)
-    persists = trace.kind[gaps.tensor] == Kind.PERSISTENT
-    if persists.any():
-        yield np.where(persists, time + 2 * trace.compute_us, time)
-    size = trace.bytes[gaps.tensor].astype(float)
-    if size.max(initial=0.0) > GREAT * room:
-        yield np.round(np.log1p(time) / np.log(NEAR)) - size / (size.max() + 1)
+    n, step_us, returns = trace.n_ops, trace.compute_us, _returns(trace, gaps)
+    quiet, copied = quiet_times(trace, gaps), ~trace.clean[gaps.tensor]
+    known = quiet.of_gap >= 0
+    written = np.where(known, np.append(quiet.written, 0)[quiet.of_gap], gaps.start)
+    # Quiet times count from the step of their end, in which the gap may not be.
+    written = np.where(known & (written + n <= gaps.start), written + n, written)
+    begin = trace.begin_twice_us
+    since = begin[gaps.end] - (begin[written + 1 + n] - step_us)
+    us = np.where(copied, since, gaps.idle_us + step_us)
+    over = np.concatenate(([0], np.cumsum(np.tile(excess > 0, 2))))
+    helps = over[gaps.end] > over[gaps.start + 1]
+    sharing = np.bincount(quiet.of_gap[known & helps], minlength=len(quiet.tensor) + 1)
+    copies = copied / np.maximum(sharing[quiet.of_gap], 1)  # the last is 0, for those of no write
+    yield np.where(returns, us, us + 3 * step_us)
+    yield us - WEIGHT * step_us * (returns + copies)
+    persistent = trace.kind[gaps.tensor] == Kind.PERSISTENT
+    yield gaps.idle_us + 2 * step_us * persistent
 
 
 def _fetches(trace: StepTrace, choice: GapChoice) -> Entries[Fetch]:
