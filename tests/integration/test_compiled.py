@@ -254,15 +254,25 @@ def trained(prepare):
     net = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)])
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     paged = prepare(optimizer)
-    step = torch.compile(optimizer.step, backend="eager")
-    for _ in range(6):
+
+    def backward():
         optimizer.zero_grad()
         net(torch.ones(64, 1024)).square().mean().backward()
+
+    def train():
+        backward()
+        optimizer.step()
+
+    step = torch.compile(train if WHOLE else optimizer.step, backend="eager")
+    for _ in range(6):
+        if not WHOLE:
+            backward()
         step()
     weights = [p.detach().numpy().tobytes() for p in net.parameters()]
     return weights, counters["frames"]["total"]
 
 expected, most = trained(lambda _: None)
+torch._logging.set_logs(dynamo=10)  # says what is inlined
 with umem.enable(budget="16MiB", device="soft"):
     weights, frames = trained(umem.page_optimizer if PAGED else lambda _: None)
     stats = umem.stats()
@@ -272,8 +282,13 @@ assert stats.plan_hits > 0.95 * (stats.plan_hits + stats.plan_misses) > 0, stats
 """
 
 
-@pytest.mark.parametrize("paged", [False, True])
-def test_a_compiled_optimizer_step_compiles_nothing_of_umem(paged: bool) -> None:
-    status, _, err = program.run(f"PAGED = {paged}" + COMPILED_STEPS, SECONDS)
-    assert status == 0, err
-    assert "raised" not in err  # such as a policy
+@pytest.mark.parametrize(("paged", "whole"), [(False, False), (True, False), (False, True)])
+def test_a_compiled_optimizer_step_compiles_nothing_of_umem(paged: bool, whole: bool) -> None:
+    head = f"PAGED, WHOLE = {paged}, {whole}"
+    status, _, err = program.run(head + COMPILED_STEPS, SECONDS)
+    assert status == 0, err[-5000:]
+    assert "; falling back to lru: " not in err  # as after a policy that raised
+    inlined = [line for line in err.splitlines() if "INLINING" in line]
+    assert inlined
+    # The hook of module calls returns at once.
+    assert not [line for line in inlined if "/umem/" in line and "_outermost" not in line]

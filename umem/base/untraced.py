@@ -14,11 +14,14 @@ def untraced(function: _Function) -> _Function:
 
     Operators of compiled code call umem's planner, a policy's `victims` and others, and a compiled
     `optimizer.step` calls hooks. Dynamo would compile each of their frames, which takes minutes,
-    and fails where NumPy is not torch's. Without torch there is nothing to do.
+    and fails where NumPy is not torch's; a hook it would take into the graph of its caller. Without
+    torch there is nothing to do.
     """
     torch = sys.modules.get("torch")
     if torch is not None:
         frames = torch._C._dynamo.eval_frame
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+        # As torch.compiler.disable does, which would import Dynamo.
+        getattr(function, "__func__", function)._torchdynamo_disable = True
     return function
