@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/format.h"
 #include "driver/loader.h"
 #include "driver/place.h"
 #include "driver/table.h"
@@ -83,6 +84,9 @@ void* umem_alloc(ssize_t bytes, int device, void* stream) {
   void* ptr = runtime::allocate(size, device, reinterpret_cast<std::uintptr_t>(stream), &failure);
   if (ptr) return ptr;
   if (static_cast<Code>(failure.code) == Code::kBadState) return plain_alloc(size, device);
+  if (is_out_of_memory(static_cast<Code>(failure.code)))  // libraries look for torch's words
+    throw Error("CUDA out of memory. Tried to allocate " + format_bytes(size) + ". " +
+                failure.message);
   throw Error(failure.message);
 }
 

@@ -18,6 +18,10 @@ enum class Code : int {
   kDriver,
 };
 
+constexpr bool is_out_of_memory(Code code) {
+  return code == Code::kOutOfDeviceMemory || code == Code::kOutOfHostMemory;
+}
+
 // Success costs one null pointer, so Status may be returned on hot paths.
 class [[nodiscard]] Status {
  public:

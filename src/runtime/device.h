@@ -38,7 +38,7 @@ struct Device {
   std::size_t max_live_bytes = 0;  // since the start: an upper bound of the cache
   std::uint64_t ops_above_budget = 0;
   std::size_t largest_op_bytes = 0;  // the largest of these ops
-  bool warned_above_budget = false, warned_thrashing = false;
+  bool warned_above_budget = false, warned_thrashing = false, warned_refused = false;
 
   // Resets the peaks to the current usage.
   void set_peak() {

@@ -1,6 +1,7 @@
 #include "runtime/memory.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 #include <vector>
 
@@ -97,10 +98,6 @@ void wait_for_pending(State& s, DeviceLock& lock) {
   retire_reclaimed(device);
 }
 
-bool is_out_of_memory(const Result<arena::Allocation>& result) {
-  return result.code() == Code::kOutOfDeviceMemory || result.code() == Code::kOutOfHostMemory;
-}
-
 // Making room is no part of the time of the op that allocates.
 class PausedTimer {
  public:
@@ -127,7 +124,7 @@ Result<arena::Allocation> make_room_and_serve(State& s, DeviceLock& lock, std::s
                                               cu::CUstream stream, Op* op) {
   const PausedTimer paused(s, op, bytes);
   Result<arena::Allocation> taken = serve(s, lock, bytes, stream, op);
-  if (!is_out_of_memory(taken) || !lock.device()->arena.any_pending() || s.captures > 0)
+  if (!is_out_of_memory(taken.code()) || !lock.device()->arena.any_pending() || s.captures > 0)
     return taken;
   wait_for_pending(s, lock);
   return serve(s, lock, bytes, stream, op);
@@ -152,8 +149,6 @@ void name_block(State& s, Device& device, const arena::Allocation& block, std::s
 }
 
 Status out_of_memory(const Device& device, Code code, std::size_t bytes, const std::string& why) {
-  if (code != Code::kOutOfDeviceMemory && code != Code::kOutOfHostMemory)
-    return {code, why};  // not an out-of-memory error
   const engine::Engine& engine = device.engine;
   const residency::Ledger& ledger = engine.ledger();
   struct Holder {
@@ -188,6 +183,20 @@ Status out_of_memory(const Device& device, Code code, std::size_t bytes, const s
   return {code, std::move(text)};
 }
 
+// A program that catches the error, as a search for a batch size does, shows it to nobody.
+void warn_refused(Device& device, std::size_t bytes) {
+  if (device.warned_refused) return;
+  device.warned_refused = true;
+  const engine::Limits& limits = device.engine.limits();
+  std::fprintf(stderr,
+               "umem: warning: out of memory: a block of %s was refused with a budget of %s and a "
+               "host budget of %s; raise one of them, or keep fewer tensors (logged once; "
+               "umem.summary() counts refusals)\n",
+               format_bytes(bytes).c_str(), format_bytes(limits.budget_bytes).c_str(),
+               limits.host_budget_bytes ? format_bytes(limits.host_budget_bytes).c_str()
+                                        : "unbounded");
+}
+
 }  // namespace
 
 Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
@@ -206,6 +215,8 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
       why += "; the disk of '" + s.driver.disk +
              "' has no room, or the limit of its file is reached: free space there, raise the "
              "limit, or name another folder";
+    if (!is_out_of_memory(status.code())) return Status(status.code(), why);
+    warn_refused(device, bytes);
     return out_of_memory(device, status.code(), bytes, why);
   }
   name_block(s, device, taken.value(), bytes);

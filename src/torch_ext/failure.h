@@ -11,8 +11,7 @@
 namespace umem::torch_ext {
 
 inline bool is_out_of_memory(const runtime::Failure& failure) {
-  const auto code = static_cast<Code>(failure.code);
-  return code == Code::kOutOfDeviceMemory || code == Code::kOutOfHostMemory;
+  return is_out_of_memory(static_cast<Code>(failure.code));
 }
 
 // umem's tensors can outlive `disable`, and call their allocator when they are resized.

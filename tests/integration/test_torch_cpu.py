@@ -107,6 +107,18 @@ def test_out_of_memory_is_torchs_error_with_figures() -> None:
     torch.ones(MIB)  # and it continues
 
 
+def test_a_refusal_that_the_program_catches_is_logged_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    umem.enable(budget="16MiB", host_budget="16MiB", device="soft")
+    for _ in range(3):  # as a search for a batch size
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(64 * MIB)
+    said = capfd.readouterr().err
+    assert said.count("umem: warning: ") == 1
+    assert "256.0 MiB was refused with a budget of 16.0 MiB and a host budget of 16.0 MiB" in said
+
+
 def test_storage_resize_clone_and_save() -> None:
     umem.enable(budget="8MiB", device="soft")
     tensors = [torch.full((MIB,), float(i)) for i in range(8)]

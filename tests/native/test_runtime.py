@@ -593,6 +593,16 @@ def test_host_memory_of_dead_blocks_makes_room_for_a_large_one(blocks: Blocks) -
     assert _core_testing.load(again + 24 * MIB - 1, 1) == bytes([2])
 
 
+@pytest.mark.parametrize("size", [36, 40])
+def test_a_dead_block_that_serves_again_has_its_host_memory_already(
+    blocks: Blocks, size: int
+) -> None:
+    _core.start(options(16 * MIB, host_budget_bytes=64 * MIB))
+    first = _core.allocate(size * MIB)
+    assert _core.release(first)
+    blocks.take(36 * MIB)
+
+
 def test_what_is_read_mostly_is_evicted_again_without_a_transfer(blocks: Blocks) -> None:
     _core.start(options(16 * MIB))
     ptr = blocks.take(4 * MIB)
