@@ -143,7 +143,7 @@ def test_the_plan_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words) == 0
     text = capsys.readouterr().out
     assert "optimizer      100% of 80 MiB of parameters updated on the host" in text
-    assert "for any share, by a linear program" in text
+    assert "by a linear program (any share)" in text
 
 
 @pytest.mark.usefixtures("here")

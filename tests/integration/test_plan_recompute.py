@@ -200,6 +200,7 @@ def test_umem_plan_compares_ways_to_recompute(
     assert steps["auto"] == min(steps.values())
     best = next(row for row in found["modes"] if row["mode"] == "auto")
     assert RecomputePlan(**best["plan"]).as_dict() == best["plan"]
+    assert (found["lower_bound_us"] is None) == bool(found["lower_bound_missing"])
     assert found["lower_bound_us"] is None or found["lower_bound_us"] <= steps["auto"]
     assert cli.main([*words, "--recompute", mode]) == 0
     assert "lower bound" in capsys.readouterr().out

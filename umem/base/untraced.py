@@ -23,5 +23,6 @@ def untraced(function: _Function) -> _Function:
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
         # As torch.compiler.disable does, which would import Dynamo.
-        getattr(function, "__func__", function)._torchdynamo_disable = True
+        plain: Any = getattr(function, "__func__", function)
+        plain._torchdynamo_disable = True
     return function

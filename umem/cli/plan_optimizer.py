@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..base.progress import Advance, ignore
+from .plan_bound import Bound, bound
 
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
@@ -22,7 +23,7 @@ class Answer:
     bytes: int  # all parameters whose updates the host can do
     step_us: float
     compute_us: float  # the plain step's
-    bound_us: float | None  # for any share and plan; None without highspy
+    bound: Bound  # for any share and plan
     host_us: float  # the host's working time
     again_us: float  # recomputed ops
     bytes_in: int
@@ -32,7 +33,9 @@ class Answer:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the answer for JSON."""
-        return asdict(self)
+        values = asdict(self)
+        del values["bound"]
+        return {**values, "bound_us": self.bound.us, "bound_missing": self.bound.why_not}
 
 
 def answer(
@@ -51,8 +54,6 @@ def answer(
     Raises:
         PlanError: the step does not belong to the recording.
     """
-    from ..errors import NotSupportedError, PlanError
-    from ..recompute.planner.bound import lower_bound_us
     from ..recompute.planner.host_updates import candidates
     from ..recompute.planner.modes import graph_of
     from ..simulation.replay import simulate_updates
@@ -62,17 +63,13 @@ def answer(
     found = simulate_updates(graph, device, budget, share, advance=advance)
     seconds = time.perf_counter() - began
     known = candidates(step)
-    try:
-        bound = lower_bound_us(graph, device, budget, known.updates)
-    except (NotSupportedError, PlanError):  # the latter: it takes too long, or no step fits
-        bound = None
     result = found.recomputed.result
     return Answer(
         share=found.share,
         bytes=known.bytes,
         step_us=result.step_us,
         compute_us=step.compute_us,
-        bound_us=bound,
+        bound=bound(graph, device, budget, known.updates),
         host_us=result.host_us,
         again_us=found.recomputed.new.recompute_us,
         bytes_in=result.bytes_in,

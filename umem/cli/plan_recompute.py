@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .plan_bound import Bound, bound
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -47,11 +49,15 @@ class Table:
 
     rows: list[Row]
     compute_us: float  # the step without recomputation
-    bound_us: float | None  # lower bound for all modes; None without highspy
+    bound: Bound  # for all modes
 
     def as_dict(self) -> dict[str, Any]:
         """Return the table for JSON."""
-        return {"lower_bound_us": self.bound_us, "modes": [row.as_dict() for row in self.rows]}
+        return {
+            "lower_bound_us": self.bound.us,
+            "lower_bound_missing": self.bound.why_not,
+            "modes": [row.as_dict() for row in self.rows],
+        }
 
 
 def modes(given: str | None) -> tuple[str, ...]:
@@ -80,8 +86,6 @@ def table(
     Raises:
         PlanError: the step does not belong to the recording.
     """
-    from ..errors import NotSupportedError
-    from ..recompute.planner.bound import lower_bound_us
     from ..recompute.planner.modes import RecomputePlanner, executable, graph_of
     from ..simulation.replay import simulate_recompute
 
@@ -98,8 +102,4 @@ def table(
         new, result = done.new, done.result
         plan = executable(new, recording, ordinals)
         rows.append(Row(mode, result, new.recompute_us, new.step.peak_bytes, seconds, plan))
-    try:
-        bound = lower_bound_us(graph, device, budget)
-    except NotSupportedError:
-        bound = None
-    return Table(rows, step.compute_us, bound)
+    return Table(rows, step.compute_us, bound(graph, device, budget))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 14  # width of the first column
 _GIB = 1 << 30
-_NO_BOUND = "not computed: needs highspy (pip install 'umem[bounds]')"
 
 
 class PlanAnswer(NamedTuple):
@@ -144,10 +143,7 @@ def _recomputed(outcome: PlanAnswer) -> Iterator[str]:
             f"{row.result.floor_us / table.compute_us:.2f}",
         )
         yield _row("", f"{row.mode:<10} {_cells(values, widths)}")
-    bound = _NO_BOUND
-    if table.bound_us is not None:
-        bound = f"{table.bound_us / table.compute_us:.2f} x compute, by a linear program"
-    yield _row("", f"lower bound {bound}")
+    yield _row("", f"lower bound {table.bound.text(table.compute_us)}")
 
 
 def _updated(outcome: PlanAnswer) -> Iterator[str]:
@@ -169,12 +165,7 @@ def _updated(outcome: PlanAnswer) -> Iterator[str]:
         f"{_ms(found.host_us)} on the host, {found.bytes_in / _GIB:.2f} GiB in, "
         f"{found.bytes_out / _GIB:.2f} GiB out{again if found.again_us else ''}",
     )
-    bound = _NO_BOUND
-    if found.bound_us is not None:
-        bound = (
-            f"{found.bound_us / found.compute_us:.2f} x compute for any share, by a linear program"
-        )
-    yield _row("", f"lower bound {bound}")
+    yield _row("", f"lower bound {found.bound.text(found.compute_us)} (any share)")
 
 
 def _ranks(outcome: PlanAnswer) -> Iterator[str]:
