@@ -3,8 +3,8 @@
 Call `load()` before `import torch`: torch then finds its CUDA libraries loaded already. The
 environment at that moment configures the device (driver/config.h): SOFTCUDA_DEVICES,
 SOFTCUDA_BYTES, SOFTCUDA_SEED, SOFTCUDA_FAIL, SOFTCUDA_VERSION, SOFTCUDA_MISSING, SOFTCUDA_NO_CMA,
-SOFTCUDA_RACES, SOFTCUDA_LOG. With SOFTCUDA_NVML the library with which torch counts devices is
-loaded too.
+SOFTCUDA_INTEGRATED, SOFTCUDA_PAGE_CACHE, SOFTCUDA_RACES, SOFTCUDA_LOG. With SOFTCUDA_NVML the
+library with which torch counts devices is loaded too.
 """
 
 from __future__ import annotations

@@ -62,6 +62,8 @@ Config read() {
   c.batch_frames = number("SOFTCUDA_BATCH", batch, 1, 64, "frames, 1 to 64");
   c.races = number("SOFTCUDA_RACES", 1, 0, 1, "allowed are 0 and 1") == 1;
   c.log = number("SOFTCUDA_LOG", 0, 0, 1, "allowed are 0 and 1") == 1;
+  c.integrated = number("SOFTCUDA_INTEGRATED", 0, 0, 1, "allowed are 0 and 1") == 1;
+  c.page_cache = number("SOFTCUDA_PAGE_CACHE", 0, 0, c.bytes, "bytes, at most the device's");
   c.fail = text_of("SOFTCUDA_FAIL");
   c.missing = words_of("SOFTCUDA_MISSING");
   c.no_cma = words_of("SOFTCUDA_NO_CMA");

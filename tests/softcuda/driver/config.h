@@ -8,6 +8,9 @@
 //   SOFTCUDA_VERSION  driver version (default 13000): newer entry points are not found
 //   SOFTCUDA_MISSING  comma-separated entry points that this driver lacks
 //   SOFTCUDA_NO_CMA   comma-separated devices without concurrentManagedAccess
+//   SOFTCUDA_INTEGRATED  1: the devices' memory is the host's
+//   SOFTCUDA_PAGE_CACHE  bytes that cuMemGetInfo counts as used and allocations get (default 0), as
+//                     on an integrated device the host's page cache
 //   SOFTCUDA_FAIL     entry:nth:error,... planned failures
 //   SOFTCUDA_FRAMES   kept (default): a page that leaves keeps its frame, as UVM has it; returned:
 //                     it gives the frame back at once
@@ -35,6 +38,8 @@ struct Config {
   int version = 13000;
   std::set<std::string> missing;
   std::set<std::string> no_cma;  // device numbers
+  bool integrated = false;
+  std::size_t page_cache = 0;
   std::string fail;
   bool uvm = true;
   std::size_t batch_frames = 1;

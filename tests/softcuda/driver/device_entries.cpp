@@ -185,6 +185,7 @@ ENTRY(cuDeviceGetAttribute, 2000, (int* value, CUdevice_attribute attribute, CUd
   if (attribute == CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS &&
       config().no_cma.count(std::to_string(device)))
     *value = 0;
+  if (attribute == CU_DEVICE_ATTRIBUTE_INTEGRATED) *value = config().integrated;
   return CUDA_SUCCESS;
 }
 ENTRY(cuDeviceCanAccessPeer, 4000, (int* can, CUdevice device, CUdevice peer)) {

@@ -145,7 +145,8 @@ ENTRY(cuMemGetInfo_v2, 3020, (std::size_t* free_bytes, std::size_t* total_bytes)
   if (!free_bytes || !total_bytes) return CUDA_ERROR_INVALID_VALUE;
   RETURN_IF_FAILED(check_context());
   *total_bytes = config().bytes;
-  *free_bytes = config().bytes - std::min(config().bytes, used_bytes(current_device()));
+  const std::size_t used = used_bytes(current_device()) + config().page_cache;
+  *free_bytes = config().bytes - std::min(config().bytes, used);
   return CUDA_SUCCESS;
 }
 
