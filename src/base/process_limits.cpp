@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 
 #include "base/units.h"
 
@@ -67,6 +68,14 @@ bool is_reached(int resource, std::size_t used, std::size_t& limit) {
 }
 
 }  // namespace
+
+std::size_t available_memory() {
+  char text[256] = {};  // it is the third line
+  std::size_t kib = 0;
+  File("/proc/meminfo").read_some(text, sizeof text - 1);
+  const char* line = std::strstr(text, "MemAvailable:");
+  return line && std::sscanf(line, "MemAvailable: %zu", &kib) == 1 ? kib << 10 : 0;
+}
 
 const char* describe_reached_limit(char* text, std::size_t size) {
   // A move needs a few mappings more than it leaves.

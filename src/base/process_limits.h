@@ -1,8 +1,13 @@
-// The reason why the kernel refused this process memory or a mapping.
+// The memory that the kernel has for this process, and the reason why it refused memory or a
+// mapping.
 #pragma once
 #include <cstddef>
 
 namespace umem {
+
+// Bytes that the kernel can give without swapping, with what it can drop of its page cache; 0 if
+// unknown. Control groups do not count: memory that the NVIDIA driver takes is not charged to them.
+std::size_t available_memory();
 
 // Writes a sentence about the process limit that was reached into `text`, truncated to `size`, and
 // returns `text`. Does not allocate: the page-fault handler calls it.

@@ -140,10 +140,15 @@ Status read_capabilities(const Driver& driver, Capabilities& capabilities) {
   capabilities.concurrent_managed_access =
       std::all_of(devices.begin(), devices.end(),
                   [](const DeviceCapabilities& d) { return d.concurrent_managed_access; });
+  capabilities.integrated = std::all_of(devices.begin(), devices.end(),
+                                        [](const DeviceCapabilities& d) { return d.integrated; });
   return {};
 }
 
 std::string managed_memory_problem(const Capabilities& capabilities) {
+  // Looked at first, because another driver would not help.
+  if (capabilities.integrated)
+    return "host and device share one memory, so eviction would free nothing";
   if (capabilities.missing != Entry::kCount) {
     const Symbol& lacking = symbol(capabilities.missing);
     return "the NVIDIA driver (for CUDA " + version_text(capabilities.driver_version) + ") lacks " +

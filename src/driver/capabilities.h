@@ -26,6 +26,7 @@ struct Capabilities {
   int driver_version = 0;  // 13000 is CUDA 13.0
   std::vector<DeviceCapabilities> devices;
   bool concurrent_managed_access = false;  // on all devices, as the batch calls require
+  bool integrated = false;                 // all devices: eviction would free nothing
   bool has_batch_prefetch = false;
   bool has_discard = false;
   bool has_discard_and_prefetch = false;
@@ -41,7 +42,7 @@ Status read_capabilities(const Driver& driver, Capabilities& capabilities);
 // knows none.
 int nearest_host_node(const Table& table, int ordinal);
 
-// The reason why managed memory cannot be used, and plain device memory is; empty if it can.
+// The reason why plain device memory is used instead of managed memory; empty if it is not.
 std::string managed_memory_problem(const Capabilities& capabilities);
 
 struct CudaProbe {

@@ -10,7 +10,8 @@ struct Place {
   int device = 0;
   CUcontext context = nullptr;                 // null on the software device, which needs none
   const std::atomic<int>* captures = nullptr;  // how many graph captures may be under way
-  bool timed = true;  // work in flight ends with time: false if no time passes
+  bool timed = true;        // work in flight ends with time: false if no time passes
+  bool integrated = false;  // the device's memory is the host's
 };
 
 // For the duration of some driver calls: makes the place's context the calling thread's, and while

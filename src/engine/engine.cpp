@@ -52,8 +52,7 @@ Status Engine::admit_unmanaged(RangeId id, std::size_t bytes, bool segment, Tag 
   const std::size_t reused = dead ? state_.ledger.at(id).bytes : 0;
   if (state_.taken() - reused + bytes > state_.limits.budget_bytes) moves_.release_cached();
   if (state_.taken() - reused + bytes > state_.limits.budget_bytes)
-    return {Code::kOutOfDeviceMemory,
-            "managed memory cannot be used here, so nothing can be evicted"};
+    return {Code::kOutOfDeviceMemory, "memory is not managed here, so nothing can be evicted"};
   state_.ledger.add(id, bytes, segment, tag, family);
   state_.ledger.set_state(id, State::kDevice);
   return {};

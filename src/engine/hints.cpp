@@ -8,7 +8,7 @@ using driver::CallScope;
 
 Status Hints::check_evictable(RangeId id) const {
   if (!state_.managed)
-    return {Code::kNotSupported, "managed memory cannot be used here, so nothing can be evicted"};
+    return {Code::kNotSupported, "memory is not managed here, so nothing can be evicted"};
   if (state_.ledger.at(id).op_pins > 0)
     return {Code::kBadState, "the block is in use by a running op"};
   if (state_.ledger.at(id).user_pins > 0)

@@ -58,8 +58,7 @@ std::size_t Sleep::missing_on_host(const std::vector<RangeId>& ids) const {
 
 Status Sleep::check(const SleepRequest& wanted) {
   if (!state_.managed)
-    return {Code::kNotSupported,
-            "managed memory cannot be used here, so nothing can be put to sleep"};
+    return {Code::kNotSupported, "memory is not managed here, so nothing can be put to sleep"};
   UMEM_RETURN_IF_ERROR(state_.check_moves());
   const std::vector<RangeId> ids = units_to_sleep(wanted);
   for (RangeId id : ids)

@@ -39,7 +39,7 @@ Status open_soft(State& s, const Options& options) {
   return soft::open(soft, s.driver);
 }
 
-// Finds out if managed memory can be used. If not, the reason is printed once: without it, memory
+// Finds out if managed memory is used. If not, the reason is printed once: without it, memory
 // cannot exceed the device.
 Status look_at_driver(State& s) {
   if (s.managed.has_value()) return {};
@@ -51,10 +51,17 @@ Status look_at_driver(State& s) {
     s.managed.reset();
     return status;
   }
-  if (s.options.backing == "mapped") return {};  // which needs no managed memory
+  s.integrated = 0;
+  int ordinal = 0;
+  for (const driver::DeviceCapabilities& device : found.devices) {
+    if (device.integrated && State::has_slot(ordinal)) s.integrated |= mask_of(ordinal);
+    ++ordinal;
+  }
+  if (s.options.backing == "mapped" && !found.integrated) return {};  // needs no managed memory
   const std::string problem = driver::managed_memory_problem(found);
   if (problem.empty()) return {};
   s.managed = false;
+  s.options.backing = "managed";  // as nothing leaves the device
   std::fprintf(stderr, "umem: warning: %s; plain device memory is used, and nothing is evicted\n",
                problem.c_str());
   return {};
@@ -103,6 +110,7 @@ Result<driver::Place> find_place(State& s, int ordinal) {
   driver::Place place{ordinal, nullptr, &s.captures};
   place.timed = s.driver.kind != driver::Kind::kSoft || s.options.timed;
   if (s.driver.kind == driver::Kind::kSoft) return place;
+  place.integrated = (s.integrated & mask_of(ordinal)) != 0;
   const driver::Table& table = s.driver.table;
   cu::CUdevice handle = 0;
   UMEM_RETURN_IF_ERROR(check(table.cuDeviceGet(&handle, ordinal), Entry::cuDeviceGet));

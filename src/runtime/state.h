@@ -38,7 +38,8 @@ struct State {
   Stats last;                                    // statistics from when the devices were closed
   std::vector<residency::Exemption> exemptions;  // for every device, open or not
   std::vector<std::size_t> workspace_sizes;      // likewise
-  std::optional<bool> managed;                   // true if the driver supports managed memory
+  std::optional<bool> managed;                   // false: plain device memory, nothing is evicted
+  DeviceMask integrated = 0;                     // devices whose memory is the host's
 
   // By ordinal. A device stays open until a stop that finds no live block.
   std::array<Slot, kMaxDevices> slots;

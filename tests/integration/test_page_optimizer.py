@@ -317,7 +317,7 @@ def test_memory_that_cannot_move_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: object) -> None:
-        raise NotSupportedError("managed memory cannot be used here")
+        raise NotSupportedError("memory is not managed here")
 
     with umem.enable(budget="256MiB", device="soft", policy="lru"):
         monkeypatch.setattr(core, "evict", refuse)

@@ -11,7 +11,8 @@ using namespace umem;          // NOLINT
 using namespace umem::driver;  // NOLINT
 
 int g_devices = 2;
-int g_without = -1;  // the device without concurrentManagedAccess
+int g_without = -1;    // the device without concurrentManagedAccess
+int g_integrated = 0;  // so many devices, from the first, use the host's memory
 
 void expect(bool holds, const char* what) {
   if (holds) return;
@@ -21,6 +22,10 @@ void expect(bool holds, const char* what) {
 
 CUresult attribute(int* value, CUdevice_attribute which, CUdevice device) {
   if (which == CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS) return CUDA_ERROR_INVALID_VALUE;
+  if (which == CU_DEVICE_ATTRIBUTE_INTEGRATED) {
+    *value = device < g_integrated;
+    return CUDA_SUCCESS;
+  }
   *value = which == CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS && device == g_without ? 0 : 1;
   return CUDA_SUCCESS;
 }
@@ -99,10 +104,22 @@ void all_devices_need_concurrent_access() {
   g_without = -1;
 }
 
+void a_device_with_memory_of_its_own_keeps_managed_memory() {
+  const Driver driver = fake();
+  g_integrated = 1;
+  const Capabilities found = read(driver);
+  expect(found.devices[0].integrated && !found.devices[1].integrated, "the first only");
+  expect(managed_memory_problem(found).empty(), "not all");
+  g_integrated = 2;
+  const std::string problem = managed_memory_problem(read(driver));
+  expect(problem.find("host and device share one memory") != problem.npos, "all");
+  g_integrated = 0;
+}
+
 void an_unknown_attribute_is_absent_and_no_device_an_error() {
   const Driver driver = fake();
   const Capabilities found = read(driver);
-  expect(!found.devices[0].pageable_memory_access && found.devices[0].integrated, "attributes");
+  expect(!found.devices[0].pageable_memory_access && found.devices[0].managed_memory, "attributes");
   g_devices = 0;
   Capabilities none;
   expect(read_capabilities(driver, none).code() == Code::kNotSupported, "no device");
@@ -116,6 +133,7 @@ int main() {
   an_entry_point_is_present_or_missing();
   a_needed_entry_point_that_lacks_is_the_problem();
   all_devices_need_concurrent_access();
+  a_device_with_memory_of_its_own_keeps_managed_memory();
   an_unknown_attribute_is_absent_and_no_device_an_error();
   std::puts("ok");
   return 0;

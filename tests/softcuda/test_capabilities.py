@@ -107,6 +107,16 @@ def test_the_device_without_concurrent_managed_access_is_named(without: str) -> 
     assert others == [without != "0", without != "1"]
 
 
+def test_a_device_in_the_hosts_memory_evicts_nothing() -> None:
+    section = doctor(SOFTCUDA_INTEGRATED="1")
+    assert values(section, "available", "concurrent_managed_access") == [False, True]
+    assert "share one memory" in section["available"]["meaning"]
+    assert section["concurrent_managed_access"]["umem"] == "does not use it here"
+    (device,) = section["devices"]
+    assert device["integrated"]["value"] is True
+    assert "evicts nothing" in device["integrated"]["umem"]
+
+
 def test_a_driver_without_a_device() -> None:
     section = doctor(SOFTCUDA_FAIL=f"cuInit:1:{NO_DEVICE}")
     assert values(section, "available", "driver_version") == [False, 13000]

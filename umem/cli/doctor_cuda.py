@@ -46,8 +46,8 @@ def facts(probe: core.CudaProbe) -> Facts:
 
 
 def _unused(details: Facts) -> Facts:
-    rest = {name: fact for name, fact in details.items() if name != "total_bytes"}
-    return details | {n: {**fact, "umem": "does not use it here"} for n, fact in rest.items()}
+    rest = details.keys() - {"total_bytes", "integrated"}
+    return details | {name: {**details[name], "umem": "does not use it here"} for name in rest}
 
 
 def version_text(version: int) -> str:
@@ -86,7 +86,7 @@ def _concurrent_managed_access(probe: core.CudaProbe) -> Facts:
     return _yes_no(
         probe["concurrent_managed_access"],
         ("host and device may share managed memory, and it may exceed the device's",
-         "takes memory from cuMemAllocManaged"),
+         "takes memory from cuMemAllocManaged" if probe["available"] else "does not use it here"),
         ("a device cannot page managed memory in and out: WSL, some vGPU, devices before Pascal",
          "uses plain device memory on all devices, so no memory is gained"),
     )  # fmt: skip
@@ -161,7 +161,10 @@ def _device(device: core.CudaDevice) -> Facts:
         "pageable_memory_access": _pageable(device),
         "integrated": _yes_no(
             device["integrated"],
-            ("device memory is the host's memory", "treats it as a device, but gains no memory"),
+            (
+                "device memory is the host's memory",
+                "counts the host's available memory as free; evicts nothing if all devices are so",
+            ),
             ("device memory is its own", "evicts to the host's memory"),
         ),
         **_link(device["pci_bus_id"]),

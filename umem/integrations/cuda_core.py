@@ -87,10 +87,10 @@ class MemoryResource(_Base):  # type: ignore[misc, unused-ignore]
 
     @property
     def is_managed(self) -> bool:
-        """True if memory is managed, which needs concurrent managed access in the driver."""
+        """True if memory is managed, which not every driver and device can use."""
         return _managed()
 
 
 @functools.cache
 def _managed() -> bool:
-    return core.probe_cuda()["concurrent_managed_access"]
+    return core.probe_cuda()["available"]

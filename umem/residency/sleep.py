@@ -64,7 +64,7 @@ def sleep(tags: Iterable[str] | None = None, keep: str = "host") -> Sleep:
         OutOfMemoryError: the host budget is full; nothing was moved.
         StateError: umem is off, an operator is using one of the tensors, or a CUDA graph is being
             captured; nothing was moved.
-        NotSupportedError: managed memory does not work here.
+        NotSupportedError: memory is not managed here.
         DriverError: the driver refused some of the moves; those tensors stay on the device.
     """
     session.require_session("sleep")
