@@ -17,7 +17,8 @@ class RecordingSchedule:
 
     Steps are recorded until some in a row followed plans, and again when one no longer does: then
     for as many steps as it took until that one, so that a kind of step that comes now and then, as
-    one image's among many of its parts, is recorded when it comes again.
+    one image's among many of its parts, is recorded when it comes again. After a long wait only the
+    step is recorded that comes after as many again.
     """
 
     def __init__(self) -> None:
@@ -25,6 +26,7 @@ class RecordingSchedule:
         self.steps = 0  # that used the device
         self._tries = self._settled = self._tried_at = self._idle = 0
         self._wait = _SETTLED  # steps in a row that follow plans while steps are recorded
+        self._due = 0  # steps in a row that follow plans before one that is recorded; 0: none
         self._begun = self._begun_at = 0  # how often, and when last, recording began
 
     def restart(self) -> None:
@@ -52,11 +54,13 @@ class RecordingSchedule:
         if self._settled >= _SETTLED:
             self._tries = 0  # steps that differ from now on are new
         if self._settled >= max(_TRIES if testing else _SETTLED, self._wait):
-            self.wants_step = False
+            self.wants_step = self._settled == self._due and self._may_begin()
 
     def left(self, *, recorded: bool) -> bool:
         """Take a step that followed no plan; return whether to plan it, if it was recorded."""
-        self._wait = self._settled + 1 if self._settled < _RARE else _SETTLED
+        rare = self._settled >= _RARE
+        self._wait = _SETTLED if rare else self._settled + 1
+        self._due = self._settled if rare else 0
         self._settled = 0
         resting = self._tries >= _TRIES and self.steps - self._tried_at < _EVERY
         planned = recorded and not resting
