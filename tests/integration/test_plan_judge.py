@@ -16,6 +16,7 @@ import umem  # noqa: E402
 from umem.base.device_profiles import DeviceProfile  # noqa: E402
 from umem.base.native import core  # noqa: E402
 from umem.policies.base import Fetch, Move, Plan  # noqa: E402
+from umem.session import plan_judge  # noqa: E402
 from umem.session.meter import Cost, Meter  # noqa: E402
 from umem.trace.step_trace import Kind, StepTrace  # noqa: E402
 
@@ -135,6 +136,35 @@ def test_a_policy_without_rollback_goes_on(
         _, costs = run(layers(), [64] * 8)
         assert umem.stats().plans_rolled_back == 0
     assert all(cost.bytes > 0 for cost in costs[2:])
+
+
+def test_a_phase_that_decides_against_a_plan_does_not_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan_judge, "AGAIN", 16)
+    none = plan_judge.Choice.NONE
+    with umem.enable(budget="24MiB", device="soft"):
+        step, other = linear(6, 1024)[1], linear(3, 1024)[1]
+        _, before = run(step, [8] * 8)
+        monkeypatch.setattr(plan_judge.PlanJudge, "_best", lambda _: none)  # as a phase may do
+        for _ in range(27):
+            run(step, [8])
+            run(other, [8])
+        given_up = umem.stats().plans_rolled_back
+        _, after = run(step, [8] * 26)
+        assert umem.stats().plans_rolled_back == given_up > 0
+        del step, other
+    assert after[10].bytes > before[-1].bytes
+    assert after[-1].bytes <= before[-1].bytes
+
+
+def test_what_the_second_trial_drops_counts_once(shuttle: Shuttle) -> None:
+    with umem.enable(budget="64MiB", device="soft", policy=shuttle):
+        _, costs = run(layers(), [64] * (plan_judge.AGAIN + 24))
+        assert umem.stats().plans_rolled_back == 1
+    tried = [i for i, cost in enumerate(costs) if cost.bytes > 0]
+    assert 4 <= len(tried) <= 8  # two trials
+    assert tried[-1] < len(costs) - 8
 
 
 def test_an_unrolled_lstm_ends_up_no_worse_than_lru() -> None:

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umem.session.meter import MORE, SLOWER, Cost
-from umem.session.plan_judge import RECENT, SKIPPED, TRIAL, TURN, Choice, PlanJudge, Verdict
+from umem.session.plan_judge import (
+    AGAIN,
+    FIRST_TRIAL,
+    RECENT,
+    SKIPPED,
+    TRIAL,
+    TURN,
+    Choice,
+    PlanJudge,
+    Verdict,
+)
 
 ALL = (Choice.FIRST, Choice.SECOND, Choice.NONE)
 MIB = 1 << 20
@@ -130,7 +140,7 @@ def test_what_the_last_choice_left_behind_does_not_count() -> None:
     assert made.choice is Choice.SECOND
 
 
-def test_it_is_decided_once() -> None:
+def test_choices_take_turns_once() -> None:
     made = taking_turns()
     tried(made, {c: Cost(100, 1.0) for c in ALL})
     assert all(made.step_ended(i, None, ops=10, recording=False) is None for i in range(5 * RECENT))
@@ -338,3 +348,110 @@ def test_without_a_step_to_compare_with_the_two_plans_are_compared(
     last = after(made, Cost(spare * MIB, 1.0))
     assert (last and last.choice) is kept
     assert not made.busy
+
+
+class Steps:
+    """Steps that are alike, whose cost depends on what they follow."""
+
+    def __init__(self, made: PlanJudge, costs: dict[Choice, Cost], present: Choice) -> None:
+        self.made, self.costs, self.present = made, costs, present
+        self.chosen: list[tuple[int, Choice]] = []  # by the number of the step
+        self.recorded = self.steps = 0
+
+    def run(self, count: int, plan: int = 1) -> None:
+        for _ in range(count):
+            recorded = self.made.tries_again(plan)
+            self.recorded += recorded
+            self.steps += 1
+            cost = self.costs[self.present] if recorded else None
+            verdict = self.made.step_ended(plan, cost, ops=10, recording=recorded)
+            if verdict is not None and verdict.plan in (1, None):
+                self.present = verdict.choice
+                self.chosen.append((self.steps, verdict.choice))
+
+
+def after_a_phase(kept: Choice, costs: dict[Choice, Cost], *, both: bool) -> Steps:
+    """Return calm steps after steps that varied, during which `kept` was the cheapest."""
+    made = taking_turns(hides_transfers=not both)
+    in_phase = {choice: Cost(9 * MIB if choice is kept else 10 * MIB, 2.0) for choice in ALL}
+    in_phase[kept] = in_phase[kept]._replace(us=1.0)
+    assert tried(made, in_phase) is kept
+    made.step_ended(0, None, ops=10, recording=False)
+    return Steps(made, costs, kept)
+
+
+CALM = {Choice.FIRST: LESS, Choice.SECOND: WITHOUT, Choice.NONE: WORSE}
+
+
+@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize("kept", [Choice.SECOND, Choice.NONE])
+def test_a_phase_does_not_fix_the_choice_for_good(kept: Choice, both: bool) -> None:
+    steps = after_a_phase(kept, CALM, both=both)
+    steps.run(AGAIN)
+    assert steps.chosen == []
+    steps.run(AGAIN - 1)
+    assert steps.present is Choice.FIRST
+    steps.chosen.clear()
+    steps.run(100 * AGAIN)
+    assert steps.chosen == []
+
+
+@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize("kept", [Choice.SECOND, Choice.NONE])
+def test_a_choice_that_is_confirmed_is_tried_half_as_often(kept: Choice, both: bool) -> None:
+    costs = dict.fromkeys(ALL, WORSE) | {kept: LESS}
+    steps = after_a_phase(kept, costs, both=both)
+    steps.run(16 * AGAIN + 8)
+    assert steps.present is kept
+    begun = [at for at, choice in steps.chosen if choice is Choice.FIRST]
+    assert begun == [wait * AGAIN + TRIAL for wait in (1, 2, 4, 8, 16)]
+    assert steps.recorded <= 5 * (TRIAL + FIRST_TRIAL + TRIAL)
+
+
+def test_a_plan_that_its_own_trial_dropped_is_tried_again() -> None:
+    made = judge(ALL)
+    made.begin(1, WITHOUT)
+    for _ in range(2 * TRIAL):
+        last = after(made, WORSE)
+    assert last is not None
+    assert last.choice is Choice.NONE
+    steps = Steps(made, CALM, Choice.NONE)
+    steps.run(2 * AGAIN)
+    assert steps.present is Choice.FIRST
+
+
+def test_a_plan_that_stays_is_not_tried_again() -> None:
+    made = judge(ALL, both=True)
+    made.begin(1, WITHOUT)
+    for _ in range(FIRST_TRIAL + TRIAL):
+        after(made, LESS)
+    steps = Steps(made, CALM, Choice.FIRST)
+    steps.run(100 * AGAIN)
+    assert steps.recorded == 0
+    assert steps.chosen == []
+
+
+def test_steps_that_are_not_in_a_row_begin_no_trial() -> None:
+    steps = after_a_phase(Choice.NONE, CALM, both=True)
+    for _ in range(20):
+        steps.run(AGAIN - 1)
+        steps.run(1, plan=2)
+    assert steps.recorded == 0
+    assert steps.chosen == []
+
+
+@pytest.mark.parametrize("tried_steps", range(1, 2 * TRIAL + FIRST_TRIAL))
+def test_a_second_trial_ends_with_the_row(tried_steps: int) -> None:
+    """The plan may never be followed again, or by turns with others: steps must not be recorded."""
+    steps = after_a_phase(Choice.NONE, CALM, both=True)
+    steps.run(AGAIN + tried_steps)
+    assert steps.made.tries_again(1)
+    steps.run(1, plan=2)
+    assert steps.chosen[-1] == (steps.steps, Choice.NONE)
+    assert not steps.made.tries_again(1)
+    assert not steps.made.compares(1)
+    steps.recorded = 0
+    steps.run(2 * AGAIN - 1)
+    assert steps.recorded == 0
+    steps.run(2 * AGAIN)
+    assert steps.present is Choice.FIRST

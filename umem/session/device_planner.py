@@ -138,6 +138,8 @@ class DevicePlanner:
             self._follow_rates(plan)
             testing = alike and self._judge is not None and self._judge.busy
             self.schedule.followed(testing=testing)
+            if self._judge is not None and self._judge.tries_again(plan):
+                self.schedule.wants_step = True
         elif self.schedule.left(recorded=recorded):
             self._plan(cost if cost and _without_plan(status) else None)
 

@@ -21,6 +21,7 @@ class _Installed(NamedTuple):
     plan: Plan
     spare: Callable[[], Plan] | None
     choice: Choice = Choice.FIRST  # that its steps follow
+    rolled_back: bool = False  # at some time, so that native code counted it
 
     def columns(self, choice: Choice) -> Columns:
         """Return what native code executes; it knows where the tensors are."""
@@ -80,17 +81,22 @@ class InstalledPlans:
         Args:
             choice: what they follow.
             number: of the plan; None: all plans.
-            final: the choice stays. Native code counts plans that are dropped for good.
+            final: the choice stays, at least until the plan is tried again. Native code counts
+                plans that are dropped, once each.
         """
         present = core.plan_status(self._device)["plans"] if number is None else (number,)
         for plan in present:
             if plan not in self._plans:
                 continue
-            if final and choice is Choice.NONE:
+            known = self._plans[plan]
+            drops = final and choice is Choice.NONE and not known.rolled_back
+            if drops:
                 core.roll_back_plan(plan, self._device)
             else:
-                core.replace_plan(plan, self._plans[plan].columns(choice), self._device)
-            self._plans[plan] = self._plans[plan]._replace(choice=choice)
+                core.replace_plan(plan, known.columns(choice), self._device)
+            self._plans[plan] = known._replace(
+                choice=choice, rolled_back=known.rolled_back or drops
+            )
 
     def followed(self, number: int) -> tuple[PlannedStep, StepTrace] | None:
         """Return a plan's step, also as the policy got it; None if its steps do not follow it."""

@@ -16,6 +16,7 @@ TRIAL = 2  # steps of a plan's trial, all of which have to be worse
 # what previous steps left behind, and make copies.
 FIRST_TRIAL = 3
 RECENT = 8  # steps that tell whether the program's steps vary
+AGAIN = 64  # steps in a row after which a plan that failed is tried again; then 128, 256, ...
 TURN = 12  # steps of each choice where they do
 SKIPPED = 2  # first steps of a turn, which still carry what the previous choice left behind
 
@@ -54,8 +55,9 @@ _Sums: TypeAlias = "defaultdict[int, _Sum]"  # by the plan that the steps follow
 class _Trial:
     """The trial of one plan."""
 
-    def __init__(self, without: Cost | None) -> None:
+    def __init__(self, without: Cost | None, instead: Choice | None = None) -> None:
         self.without = without
+        self.instead = instead  # of the plan, before it is tried again; None: a first trial
         self.steps: list[Cost] = []
         self.compared: list[Cost] = []  # the plan's steps, once steps without it are measured again
         self.steps_of_first: list[Cost] = []  # once the spare plan is tried
@@ -77,6 +79,11 @@ class PlanJudge:
     once, after recording has stopped. Steps are compared with steps of the same kind, which
     followed the same plan or none. Without such steps the choices have their turns again later.
 
+    A plan whose steps follow another choice has a second trial once many of them came in a row,
+    because a passing phase of the program may have decided against it. It is compared with that
+    choice, which returns if steps of another kind end the row. Later trials come after twice as
+    many steps each.
+
     Args:
         choices: the possible ones, the preferred one first.
         hides_transfers: whether the device moves bytes while it computes. If so, a choice is
@@ -91,6 +98,9 @@ class PlanJudge:
         self._steps = 0  # of the present turn
         self._sums: dict[Choice, _Sums] = {}
         self._means: dict[Choice, Cost] = {}
+        self._own: dict[int, Choice] = {}  # of plans with a verdict since `choice` changed
+        self._waits: dict[int, int] = {}  # steps in a row until a plan is tried again
+        self._last = self._row = 0  # the plan of the last step, and how many steps in a row had it
         self.choice = self._choices[0]  # of all plans
         self.takes_turns = self.over = False
 
@@ -103,6 +113,10 @@ class PlanJudge:
     def compares(self, plan: int) -> bool:
         """Return whether the steps of a plan are being compared, so that it must not change."""
         return self.takes_turns or plan in self._trials
+
+    def tries_again(self, plan: int) -> bool:
+        """Return whether a plan has a second trial, for which its steps have to be recorded."""
+        return plan in self._trials and self._trials[plan].instead is not None
 
     def begin(self, plan: int, without: Cost | None) -> Choice | None:
         """Start the trial of a new plan; return the choice of all plans if there is one instead.
@@ -135,15 +149,39 @@ class PlanJudge:
         """
         if self._turned(plan, cost, ops, recording=recording):
             self._trials.clear()
+            self._own.clear()
             return Verdict(self.choice, None, self._why_all() if self.over else "")
-        if cost is None or plan not in self._trials or not alike:
-            return None
-        return self._tried(plan, cost)
+        verdict = self._counted(plan)
+        if verdict is None and cost is not None and plan in self._trials and alike:
+            verdict = self._tried(plan, cost)
+        if verdict is not None and verdict.plan is not None:
+            self._own[verdict.plan] = verdict.choice
+        return verdict
+
+    def _counted(self, plan: int) -> Verdict | None:
+        """Count a step of a row, which may begin a second trial; end that of another plan."""
+        last, self._last = self._last, plan
+        self._row = self._row + 1 if plan == last else 1
+        if plan != last and self.tries_again(last):
+            instead = self._trials.pop(last).instead
+            assert instead is not None
+            return Verdict(instead, last, "")
+        present, wait = self._own.get(plan, self.choice), self._waits.get(plan, AGAIN)
+        on_trial = self.takes_turns or plan in self._trials
+        if plan and not on_trial and present is not Choice.FIRST and self._row >= wait:
+            self._waits[plan] = 2 * wait
+            self._trials[plan] = _Trial(None, present)
+        return None
 
     def _tried(self, plan: int, cost: Cost) -> Verdict | None:
         trial = self._trials[plan]
         steps, known = [*trial.steps, cost], trial.without
         trial.steps = steps
+        if trial.instead is not None and known is None:
+            if len(steps) < TRIAL:
+                return None
+            trial.without, trial.steps = cost, []  # the first step follows one not recorded
+            return Verdict(Choice.FIRST, plan, "")
         both, spare = not self._hides_transfers, Choice.SECOND in self._choices
         of_first = not trial.steps_of_first
         if len(steps) < (FIRST_TRIAL if both and spare and of_first else TRIAL):
