@@ -183,7 +183,7 @@ Status out_of_memory(const Device& device, Code code, std::size_t bytes, const s
   return {code, std::move(text)};
 }
 
-// A program that catches the error, as a search for a batch size does, shows it to nobody.
+// A program that catches the error, as a search for a batch size does, does not show it.
 void warn_refused(Device& device, std::size_t bytes) {
   if (device.warned_refused) return;
   device.warned_refused = true;

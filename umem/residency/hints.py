@@ -143,9 +143,9 @@ def tag(target: object, tag: str) -> bool:
 def empty_cache() -> int:
     """Give back the memory of freed tensors, on the device and on the host; return the bytes.
 
-    umem keeps it for the next tensors: up to twice the peak of live bytes, and 64 MiB. Where it
-    costs the host memory, it is given back when no tensor lives, and what two whole steps had no
-    use for at the end of the second. On a GPU `torch.cuda.empty_cache()` does the same as this
+    umem keeps it for the next tensors: up to twice the peak of live bytes, and 64 MiB. Memory
+    that costs the host some is given back when no tensor lives, and what two whole steps had no use
+    for at the end of the second. On a GPU `torch.cuda.empty_cache()` does the same as this
     function, which waits for the device as that does.
 
     Raises:

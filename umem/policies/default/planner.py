@@ -106,8 +106,9 @@ def _fastest(
 ) -> tuple[GapChoice, StepEstimate | None]:
     """Return the choice with the min estimate; the estimate is None where nothing leaves.
 
-    The one with the least transfers is taken among equal ones. On a device that hides none, only the time
-    of transfers counts: next to much compute it is small for each choice, but all there is to gain.
+    Among equal ones the choice with the least transfers is taken. On a device that hides none, only
+    the time of transfers counts: next to much compute it is small for each choice, but all there is
+    to gain.
     """
     least = least_moved = math.inf
     for choice in choices:
