@@ -11,17 +11,16 @@
 
 namespace umem::runtime {
 
-// Cached memory is RAM that others lack: on the software device, and on a GPU where blocks left it,
-// whose host memory the driver holds until the range is freed.
-static bool caches_ram(const State& s, const Device& device) {
-  return s.driver.kind == driver::Kind::kSoft || device.engine.ledger().host_bytes() > 0;
+// On the software device, cached memory is RAM that others lack.
+static bool caches_ram(const State& s) {
+  return s.driver.kind == driver::Kind::kSoft;
 }
 
 // A program whose shapes change leaves ranges that fit no request: the oldest of them are freed.
 // All are once nothing lives, if they are RAM.
 static void trim_if_large(const State& s, Device& device) {
   const arena::Footprint footprint = device.arena.footprint();
-  const bool empty = caches_ram(s, device) && footprint.live_bytes == 0;
+  const bool empty = caches_ram(s) && footprint.live_bytes == 0;
   const std::size_t kept = empty ? 0 : device.max_live_bytes;
   if (footprint.cached_bytes <= 2 * kept + 64 * MiB) return;
   const Status trimmed = trim_cache(device, empty ? 0 : std::max(kept, kPageBytes));
@@ -66,7 +65,9 @@ static void end_step(const State& s, Device& device) {
   give_up_layout(device);
   device.arena.step_ended();
   const arena::Footprint footprint = device.arena.footprint();
-  if (!caches_ram(s, device) || footprint.cached_bytes <= footprint.live_bytes / 8) return;
+  // On a GPU, the driver holds the host memory of what has left until the range is freed.
+  if (!caches_ram(s) && device.engine.ledger().host_bytes() == 0) return;
+  if (footprint.cached_bytes <= footprint.live_bytes / 8) return;
   const Status trimmed = trim_cache(device, footprint.live_bytes / 8, true);
   (void)trimmed;  // memory that the driver refuses to take back stays cached
   if (device.arena.footprint().cached_bytes < footprint.cached_bytes && s.driver.give_back &&

@@ -143,10 +143,10 @@ def tag(target: object, tag: str) -> bool:
 def empty_cache() -> int:
     """Give back the memory of freed tensors, on the device and on the host; return the bytes.
 
-    umem keeps it for the next tensors: up to twice the peak of live bytes, and 64 MiB. Memory
-    that costs the host some is given back when no tensor lives, and what two whole steps had no use
-    for at the end of the second. On a GPU `torch.cuda.empty_cache()` does the same as this
-    function, which waits for the device as that does.
+    umem keeps it for the next tensors: up to twice the peak of live bytes, and 64 MiB. At a step's
+    end it gives back memory of the host that two whole steps had no use for, and on the CPU all of
+    it once no tensor lives. On a GPU `torch.cuda.empty_cache()` does the same as this function,
+    which waits for the device as that does.
 
     Raises:
         StateError: umem is off.
