@@ -96,8 +96,8 @@ py::tuple estimate(const Floats& op_us, const Floats& slack_us, const Ints& star
                    const Floats& out_us, const Floats& in_us, const Ints& quiet,
                    const Ints& returns, const Ints& return_start, const Ints& return_end,
                    const Floats& room_us, const Ints& written, const Ints& due,
-                   const Floats& copy_us, const Ints& parameter, const Ints& gradient, const Floats& work_us,
-                   std::int64_t never) {
+                   const Floats& copy_us, const Ints& parameter, const Ints& gradient,
+                   const Floats& work_us, std::int64_t never) {
   const std::size_t n = length(op_us), gaps = length(start), backs = length(returns),
                     times = length(written);
   if (n == 0 && gaps + times > 0)
@@ -137,9 +137,9 @@ void bind_planner(py::module_& module) {
              py::arg("occupancy"), py::arg("room"));
   module.def("step_estimate", &estimate, py::arg("op_us"), py::arg("slack_us"), py::kw_only(),
              py::arg("start"), py::arg("out_us"), py::arg("in_us"), py::arg("quiet"),
-             py::arg("returns"), py::arg("return_start"), py::arg("return_end"), py::arg("room_us"), py::arg("written"),
-             py::arg("due"), py::arg("copy_us"), py::arg("parameter"), py::arg("gradient"),
-             py::arg("work_us"), py::arg("never"));
+             py::arg("returns"), py::arg("return_start"), py::arg("return_end"), py::arg("room_us"),
+             py::arg("written"), py::arg("due"), py::arg("copy_us"), py::arg("parameter"),
+             py::arg("gradient"), py::arg("work_us"), py::arg("never"));
 }
 
 }  // namespace umem::bindings

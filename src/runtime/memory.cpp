@@ -188,13 +188,13 @@ void warn_refused(Device& device, std::size_t bytes) {
   if (device.warned_refused) return;
   device.warned_refused = true;
   const engine::Limits& limits = device.engine.limits();
-  std::fprintf(stderr,
-               "umem: warning: out of memory: a block of %s was refused with a budget of %s and a "
-               "host budget of %s; raise one of them, or keep fewer tensors (logged once; "
-               "umem.summary() counts refusals)\n",
-               format_bytes(bytes).c_str(), format_bytes(limits.budget_bytes).c_str(),
-               limits.host_budget_bytes ? format_bytes(limits.host_budget_bytes).c_str()
-                                        : "unbounded");
+  std::fprintf(
+      stderr,
+      "umem: warning: out of memory: a block of %s was refused with a budget of %s and a "
+      "host budget of %s; raise one of them, or keep fewer tensors (logged once; "
+      "umem.summary() counts refusals)\n",
+      format_bytes(bytes).c_str(), format_bytes(limits.budget_bytes).c_str(),
+      limits.host_budget_bytes ? format_bytes(limits.host_budget_bytes).c_str() : "unbounded");
 }
 
 }  // namespace
