@@ -45,10 +45,14 @@ def test_a_kind_that_comes_once_in_some_steps_is_planned_by_its_fourth_time(ever
     assert program.recorded == 0
 
 
-def test_two_rare_kinds_are_planned() -> None:
+@pytest.mark.parametrize("steps", [(70, 71), (300, 700), (100, 150), (1000, 90)])
+def test_two_rare_kinds_are_planned(steps: tuple[int, int]) -> None:
     program = Program()
-    program.run((with_rare(70) * 4 + ["rarer"]) * 5)
-    assert program.planned == {"usual", "rare", "rarer"}
+    program.run((with_rare(steps[0]) + with_rare(steps[1], "other")) * 6)
+    assert program.planned == {"usual", "rare", "other"}
+    program.recorded = 0
+    program.run((with_rare(steps[0]) + with_rare(steps[1], "other")) * 10)
+    assert program.recorded <= 8
 
 
 def test_a_kind_is_planned_that_comes_after_many_others_were_new() -> None:

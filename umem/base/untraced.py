@@ -13,8 +13,8 @@ def untraced(function: _Function) -> _Function:
     """Let Dynamo run the function, and all that it calls, as plain Python; return the function.
 
     Operators of compiled code call umem's planner, a policy's `victims` and others, and a compiled
-    `optimizer.step` calls hooks. Dynamo would compile each of their frames, which takes minutes,
-    and fails where NumPy is not torch's; a hook it would take into the graph of its caller. Without
+    `optimizer.step` calls hooks. Dynamo would compile each of their frames, which takes minutes and
+    fails for some of NumPy's functions, and it would inline a hook into its caller's graph. Without
     torch there is nothing to do.
     """
     torch = sys.modules.get("torch")

@@ -33,5 +33,5 @@ def bound(
 
     try:
         return Bound(lower_bound_us(graph, device, budget, updates), None)
-    except (NotSupportedError, PlanError) as error:  # the latter: it takes too long, or none fits
+    except (NotSupportedError, PlanError) as error:  # PlanError: the time limit, or no step fits
         return Bound(None, str(error))

@@ -165,7 +165,8 @@ def _updated(outcome: PlanAnswer) -> Iterator[str]:
         f"{_ms(found.host_us)} on the host, {found.bytes_in / _GIB:.2f} GiB in, "
         f"{found.bytes_out / _GIB:.2f} GiB out{again if found.again_us else ''}",
     )
-    yield _row("", f"lower bound {found.bound.text(found.compute_us)} (any share)")
+    share = "" if found.bound.us is None else " (any share)"
+    yield _row("", f"lower bound {found.bound.text(found.compute_us)}{share}")
 
 
 def _ranks(outcome: PlanAnswer) -> Iterator[str]:

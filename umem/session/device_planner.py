@@ -70,6 +70,7 @@ class DevicePlanner:
         self._recorded: PlannedStep | None = None  # the last one
         self._reported = False  # problems of a plan were logged
         self._followed: Counter[int] = Counter()  # steps, by the plan
+        self._looks: set[int] = set()  # plans whose rates are due to be compared
 
     def stop(self) -> None:
         """Stop planning; lru decides what is evicted."""
@@ -86,6 +87,7 @@ class DevicePlanner:
         self._clears += 1
         self._plans.clear()
         self._followed.clear()
+        self._looks.clear()
         self._judge = self._recorded = None
 
     @property
@@ -153,10 +155,11 @@ class DevicePlanner:
             return
         self._followed[plan] += 1
         steps = self._followed[plan]
-        if steps < _FIRST_LOOK or steps.bit_count() > 1:
+        if steps >= _FIRST_LOOK and steps.bit_count() == 1:
+            self._looks.add(plan)
+        if plan not in self._looks or (self._judge is not None and self._judge.compares(plan)):
             return
-        if self._judge is not None and self._judge.compares(plan):
-            return
+        self._looks.remove(plan)
         step, trace = found
         device = self._device()
         rates = [
@@ -211,8 +214,10 @@ class DevicePlanner:
         elif choice is Choice.NONE:
             text = "plan %d%s dropped; its steps fall back to lru: %s"
             _log.info(text, plan, self._here(), why)
-        else:
+        elif choice is Choice.SECOND:
             _log.info("plan %d%s replaced by its other choice: %s", plan, self._here(), why)
+        else:
+            _log.info("plan %d%s is followed again: %s", plan, self._here(), why)
 
     def _plan(self, without: Cost | None) -> None:
         """Plan the recorded step; `without` is its cost if it followed no plan, else None."""

@@ -16,6 +16,7 @@ TRIAL = 2  # steps of a plan's trial, all of which have to be worse
 # what previous steps left behind, and make copies.
 FIRST_TRIAL = 3
 RECENT = 8  # steps that tell whether the program's steps vary
+LONGEST = 16  # steps of a second trial
 AGAIN = 64  # steps in a row after which a plan that failed is tried again; then 128, 256, ...
 TURN = 12  # steps of each choice where they do
 SKIPPED = 2  # first steps of a turn, which still carry what the previous choice left behind
@@ -55,9 +56,10 @@ _Sums: TypeAlias = "defaultdict[int, _Sum]"  # by the plan that the steps follow
 class _Trial:
     """The trial of one plan."""
 
-    def __init__(self, without: Cost | None, instead: Choice | None = None) -> None:
+    def __init__(self, without: Cost | None, instead: Choice | None = None, until: int = 0) -> None:
         self.without = without
         self.instead = instead  # of the plan, before it is tried again; None: a first trial
+        self.until = until  # steps in a row, for a second trial whose steps have no cost
         self.steps: list[Cost] = []
         self.compared: list[Cost] = []  # the plan's steps, once steps without it are measured again
         self.steps_of_first: list[Cost] = []  # once the spare plan is tried
@@ -81,8 +83,8 @@ class PlanJudge:
 
     A plan whose steps follow another choice has a second trial once many of them came in a row,
     because a passing phase of the program may have decided against it. It is compared with that
-    choice, which returns if steps of another kind end the row. Later trials come after twice as
-    many steps each.
+    choice, which is restored if the plan is worse or a step of another kind ends the row. Later
+    trials come after twice as many steps each.
 
     Args:
         choices: the possible ones, the preferred one first.
@@ -153,7 +155,8 @@ class PlanJudge:
             return Verdict(self.choice, None, self._why_all() if self.over else "")
         verdict = self._counted(plan)
         if verdict is None and cost is not None and plan in self._trials and alike:
-            verdict = self._tried(plan, cost)
+            tried = self._tried_again if self.tries_again(plan) else self._tried
+            verdict = tried(plan, cost)
         if verdict is not None and verdict.plan is not None:
             self._own[verdict.plan] = verdict.choice
         return verdict
@@ -162,7 +165,7 @@ class PlanJudge:
         """Count a step of a row, which may begin a second trial; end that of another plan."""
         last, self._last = self._last, plan
         self._row = self._row + 1 if plan == last else 1
-        if plan != last and self.tries_again(last):
+        if self.tries_again(last) and (plan != last or self._row > self._trials[last].until):
             instead = self._trials.pop(last).instead
             assert instead is not None
             return Verdict(instead, last, "")
@@ -170,18 +173,34 @@ class PlanJudge:
         on_trial = self.takes_turns or plan in self._trials
         if plan and not on_trial and present is not Choice.FIRST and self._row >= wait:
             self._waits[plan] = 2 * wait
-            self._trials[plan] = _Trial(None, present)
+            self._trials[plan] = _Trial(None, present, self._row + LONGEST)
         return None
+
+    def _tried_again(self, plan: int, cost: Cost) -> Verdict | None:
+        """Take a step of a second trial: those of the present choice come first."""
+        trial = self._trials[plan]
+        trial.steps = steps = [*trial.steps, cost]
+        known, present = trial.without, trial.instead
+        if known is None:
+            if len(steps) < TRIAL:
+                return None
+            trial.without, trial.steps = cost, []  # the first step follows one not recorded
+            return Verdict(Choice.FIRST, plan, "")
+        if len(steps) < (TRIAL if self._hides_transfers else FIRST_TRIAL):
+            return None
+        del self._trials[plan]
+        if self._hides_transfers:
+            worse = all(step.worse_than(known) for step in steps)
+        else:
+            worse = steps[-1].bytes > MORE * known.bytes
+        if worse and present is not None:
+            return Verdict(present, plan, "")
+        return Verdict(Choice.FIRST, plan, _why(steps, known))
 
     def _tried(self, plan: int, cost: Cost) -> Verdict | None:
         trial = self._trials[plan]
         steps, known = [*trial.steps, cost], trial.without
         trial.steps = steps
-        if trial.instead is not None and known is None:
-            if len(steps) < TRIAL:
-                return None
-            trial.without, trial.steps = cost, []  # the first step follows one not recorded
-            return Verdict(Choice.FIRST, plan, "")
         both, spare = not self._hides_transfers, Choice.SECOND in self._choices
         of_first = not trial.steps_of_first
         if len(steps) < (FIRST_TRIAL if both and spare and of_first else TRIAL):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from . import plan_judge
 
 # Steps in a row that followed a plan, after which no more are recorded: as many as are tried.
 _SETTLED = plan_judge.FIRST_TRIAL + plan_judge.TRIAL
 _RARE = 64  # steps in a row up to which recording waits for one that follows no plan
+_WAITS = 4  # the last long ones, because several rare kinds may come in turn
 _TRIES = 16  # plans before steps in a row followed some, after which only
 _EVERY = 100  # one step in so many is planned
 _IDLE = 8  # steps in a row that did not use the device, after which no more are recorded for it
@@ -17,8 +20,8 @@ class RecordingSchedule:
 
     Steps are recorded until some in a row followed plans, and again when one no longer does: then
     for as many steps as it took until that one, so that a kind of step that comes now and then, as
-    one image's among many of its parts, is recorded when it comes again. After a long wait only the
-    step is recorded that comes after as many again.
+    one image's among many of its parts, is recorded when it comes again. After long waits only the
+    steps are recorded that come after as many again as one of the last few.
     """
 
     def __init__(self) -> None:
@@ -26,7 +29,7 @@ class RecordingSchedule:
         self.steps = 0  # that used the device
         self._tries = self._settled = self._tried_at = self._idle = 0
         self._wait = _SETTLED  # steps in a row that follow plans while steps are recorded
-        self._due = 0  # steps in a row that follow plans before one that is recorded; 0: none
+        self._due = deque[int](maxlen=_WAITS)  # steps in a row before one that is recorded
         self._begun = self._begun_at = 0  # how often, and when last, recording began
 
     def restart(self) -> None:
@@ -54,13 +57,14 @@ class RecordingSchedule:
         if self._settled >= _SETTLED:
             self._tries = 0  # steps that differ from now on are new
         if self._settled >= max(_TRIES if testing else _SETTLED, self._wait):
-            self.wants_step = self._settled == self._due and self._may_begin()
+            self.wants_step = self._settled in self._due and self._may_begin()
 
     def left(self, *, recorded: bool) -> bool:
         """Take a step that followed no plan; return whether to plan it, if it was recorded."""
         rare = self._settled >= _RARE
         self._wait = _SETTLED if rare else self._settled + 1
-        self._due = self._settled if rare else 0
+        if rare:
+            self._due.append(self._settled)
         self._settled = 0
         resting = self._tries >= _TRIES and self.steps - self._tried_at < _EVERY
         planned = recorded and not resting

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from itertools import islice
 
@@ -21,7 +20,7 @@ from .writeback import quiet_times, write_backs
 
 COMPARED = 65536  # up to this number of gaps several choices are compared; above it, one is made
 FEW = 2  # choices that are compared where an estimate has to be quick
-CLEARLY = 0.995  # of the best time so far: a smaller gain is not worth moving more bytes
+CLEARLY = 0.995  # ratio of times: a smaller gain is not worth moving more bytes
 WEIGHT = 0.5  # of a transfer, in steps of idle time
 
 
@@ -106,20 +105,21 @@ def _fastest(
 ) -> tuple[GapChoice, StepEstimate | None]:
     """Return the choice with the min estimate; the estimate is None where nothing leaves.
 
-    Among equal ones the choice with the least transfers is taken. On a device that hides none, only
-    the time of transfers counts: next to much compute it is small for each choice, but all there is
-    to gain.
+    Among nearly equal ones the choice with the least transfers is taken. On a device that hides
+    none, only the time of transfers counts: next to much compute it is small for each choice, but
+    all there is to gain.
     """
-    least = least_moved = math.inf
+    compared = []
     for choice in choices:
         if not len(choice.away.tensor):
             return choice, None
         found = estimate(trace, device, choice, room)
-        moved = _transfers_us(trace, device, choice, found)
-        us = found.us if device.hides_transfers else moved
-        if us < CLEARLY * least or (CLEARLY * us <= least and moved < least_moved):
-            best, most, least_moved = choice, found, moved
-        least = min(least, us)
+        moved_us = _transfers_us(trace, device, choice, found)
+        us = found.us if device.hides_transfers else moved_us
+        compared.append((moved_us, us, choice, found))
+    least = min(us for _, us, _, _ in compared)
+    near = [row for row in compared if CLEARLY * row[1] <= least]
+    _, _, best, most = min(near, key=lambda row: row[:2])
     return best, most
 
 
