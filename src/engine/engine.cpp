@@ -58,15 +58,19 @@ Status Engine::admit_unmanaged(RangeId id, std::size_t bytes, bool segment, Tag 
   return {};
 }
 
-Status Engine::check_host(RangeId id, std::size_t bytes) {
-  const std::size_t host = state_.limits.host_budget_bytes;
-  if (host > 0 && state_.ledger.live_bytes() + bytes > state_.limits.budget_bytes + host)
-    return {Code::kOutOfHostMemory, "live bytes would exceed the budget and the host budget"};
-  // A range that is used again has its host memory already.
+std::size_t Engine::host_bytes(RangeId id) const {
   std::size_t held = 0;
   state_.ranges.each_piece(id, [&](RangeId piece) {
     if (state_.ledger.has(piece)) held += state_.ledger.at(piece).host_bytes;
   });
+  return held;
+}
+
+Status Engine::check_host(RangeId id, std::size_t bytes) {
+  const std::size_t host = state_.limits.host_budget_bytes;
+  if (host > 0 && state_.ledger.live_bytes() + bytes > state_.limits.budget_bytes + host)
+    return {Code::kOutOfHostMemory, "live bytes would exceed the budget and the host budget"};
+  const std::size_t held = host_bytes(id);  // a range that is used again has it already
   const auto too_large = [&] {
     return host > 0 && bytes > state_.limits.budget_bytes &&
            state_.ledger.host_bytes() - held + bytes > host;

@@ -81,6 +81,8 @@ class Engine {
   void begin_collective(const RangeId* ids, std::size_t count);
   // True if an op is using part of the range.
   bool in_use(RangeId id) const;
+  // Host memory that the driver holds for the range.
+  std::size_t host_bytes(RangeId id) const;
   // Call it before the range's units are cut, with the program's pins taken off: ends the advice
   // that the engine gave for them. False if they must stay whole: an op uses one, a graph is
   // captured, the memory is mapped, or their ids are known elsewhere (workspaces, sleeping units,

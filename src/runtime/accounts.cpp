@@ -153,7 +153,7 @@ void release_cached() noexcept {
 bool serves_graphs() noexcept {
   State& s = state();
   const std::lock_guard registry(s.registry);
-  return !s.usable() || s.options.backing != "mapped";
+  return !s.usable() || !s.mapped();
 }
 
 void capture_begin() noexcept {

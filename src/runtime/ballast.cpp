@@ -27,6 +27,10 @@ Status Ballast::leave(std::size_t bytes) {
   Result<driver::MemoryInfo> memory = driver::memory_info(table_, place_);
   if (!memory.ok()) return memory.take_status();
   const auto [free_bytes, total_bytes] = memory.value();
+  if (place_.integrated)
+    return {Code::kNotSupported, "a device of " + format_bytes(bytes) +
+                                     " was asked for, and this one's memory is the host's: give a "
+                                     "budget instead"};
   if (bytes > total_bytes)
     return {Code::kInvalidArgument, "a device of " + format_bytes(bytes) +
                                         " was asked for, and the one there is has " +

@@ -42,6 +42,8 @@ Status trim_cache(Device& device, std::size_t keep_bytes, bool idle) {
   const auto leaving = [&](RangeId id) {
     // Freed inside the op that is still using it.
     if (device.engine.in_use(id)) return false;
+    // On a GPU only the host's memory is scarce: the device's serves other blocks anyway.
+    if (idle && device.frees_on_thread() && device.engine.host_bytes(id) == 0) return false;
     const engine::Ticket departure = device.engine.forget(id);
     if (device.frees_on_thread())
       device.freer.comes_after(departure);

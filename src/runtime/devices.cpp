@@ -61,7 +61,6 @@ Status look_at_driver(State& s) {
   const std::string problem = driver::managed_memory_problem(found);
   if (problem.empty()) return {};
   s.managed = false;
-  s.options.backing = "managed";  // as nothing leaves the device
   std::fprintf(stderr, "umem: warning: %s; plain device memory is used, and nothing is evicted\n",
                problem.c_str());
   return {};
@@ -88,7 +87,7 @@ Status resolve_budget(const State& s, const driver::Place& place, std::size_t ou
 
 Status limit_ranges(State& s, const driver::Place& place) {
   s.ranges.set_limit(0);
-  if (!s.options.guard || s.options.backing == "mapped") return {};  // it bounds managed memory
+  if (!s.options.guard || s.mapped()) return {};  // it bounds managed memory
   Result<driver::MemoryInfo> memory = driver::memory_info(s.driver.table, place);
   if (!memory.ok()) return memory.take_status();
   s.ranges.set_limit(memory.value().free_bytes);
@@ -209,7 +208,7 @@ Status open_device(State& s, DeviceLock& lock, int ordinal) {
   UMEM_RETURN_IF_ERROR(look_at_driver(s));
   Result<driver::Place> found = find_place(s, ordinal);
   if (!found.ok()) return found.take_status();
-  const bool mapped = s.options.backing == "mapped";
+  const bool mapped = s.mapped();
   if (mapped) {
     Status able = s.opened == 0
                       ? managed::MappedMemory::check_support(s.driver.table, ordinal)

@@ -184,17 +184,19 @@ Status out_of_memory(const Device& device, Code code, std::size_t bytes, const s
 }
 
 // A program that catches the error, as a search for a batch size does, does not show it.
-void warn_refused(Device& device, std::size_t bytes) {
-  if (device.warned_refused) return;
+void warn_refused(const State& s, Device& device, std::size_t bytes) {
+  if (device.warned_refused || s.options.timed) return;  // a replay says it itself
   device.warned_refused = true;
-  const engine::Limits& limits = device.engine.limits();
-  std::fprintf(
-      stderr,
-      "umem: warning: out of memory: a block of %s was refused with a budget of %s and a "
-      "host budget of %s; raise one of them, or keep fewer tensors (logged once; "
-      "umem.summary() counts refusals)\n",
-      format_bytes(bytes).c_str(), format_bytes(limits.budget_bytes).c_str(),
-      limits.host_budget_bytes ? format_bytes(limits.host_budget_bytes).c_str() : "unbounded");
+  const engine::Limits& given = device.engine.limits();
+  std::string limits = "a budget of " + format_bytes(given.budget_bytes);
+  if (device.engine.managed())  // else nothing leaves the device
+    limits += " and a host budget of " +
+              (given.host_budget_bytes ? format_bytes(given.host_budget_bytes) : "unbounded size");
+  std::fprintf(stderr,
+               "umem: warning: out of memory: a block of %s was refused with %s; raise a budget if "
+               "there is more memory, or keep fewer tensors (logged once; umem.summary() counts "
+               "refusals)\n",
+               format_bytes(bytes).c_str(), limits.c_str());
 }
 
 }  // namespace
@@ -216,7 +218,7 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
              "' has no room, or the limit of its file is reached: free space there, raise the "
              "limit, or name another folder";
     if (!is_out_of_memory(status.code())) return Status(status.code(), why);
-    warn_refused(device, bytes);
+    warn_refused(s, device, bytes);
     return out_of_memory(device, status.code(), bytes, why);
   }
   name_block(s, device, taken.value(), bytes);

@@ -68,6 +68,8 @@ struct State {
   std::size_t allowed_bytes(std::size_t total_bytes) const {
     return static_cast<std::size_t>(static_cast<double>(total_bytes) * memory_fraction);
   }
+  // Blocks are mapped: not where nothing can be evicted.
+  bool mapped() const { return options.backing == "mapped" && managed.value_or(true); }
   bool open() const { return opened != 0 && !forked; }
   // True if umem is on, or still has memory. A GPU is opened at its first use.
   bool usable() const { return (accepting || opened != 0) && !forked; }
