@@ -184,7 +184,7 @@ Status out_of_memory(const Device& device, Code code, std::size_t bytes, const s
 }
 
 // A program that catches the error, as a search for a batch size does, does not show it.
-void warn_refused(const State& s, Device& device, std::size_t bytes) {
+void warn_refused(const State& s, Device& device, std::size_t bytes, const std::string& why) {
   if (device.warned_refused || s.options.timed) return;  // a replay says it itself
   device.warned_refused = true;
   const engine::Limits& given = device.engine.limits();
@@ -193,10 +193,9 @@ void warn_refused(const State& s, Device& device, std::size_t bytes) {
     limits += " and a host budget of " +
               (given.host_budget_bytes ? format_bytes(given.host_budget_bytes) : "unbounded size");
   std::fprintf(stderr,
-               "umem: warning: out of memory: a block of %s was refused with %s; raise a budget if "
-               "there is more memory, or keep fewer tensors (logged once; umem.summary() counts "
-               "refusals)\n",
-               format_bytes(bytes).c_str(), limits.c_str());
+               "umem: warning: out of memory: a block of %s was refused with %s: %s; raise what "
+               "limits it, or keep fewer tensors (logged once; umem.summary() counts refusals)\n",
+               format_bytes(bytes).c_str(), limits.c_str(), why.c_str());
 }
 
 }  // namespace
@@ -218,7 +217,7 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
              "' has no room, or the limit of its file is reached: free space there, raise the "
              "limit, or name another folder";
     if (!is_out_of_memory(status.code())) return Status(status.code(), why);
-    warn_refused(s, device, bytes);
+    warn_refused(s, device, bytes, why);
     return out_of_memory(device, status.code(), bytes, why);
   }
   name_block(s, device, taken.value(), bytes);
