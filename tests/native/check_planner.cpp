@@ -85,6 +85,7 @@ void estimate(Random& random) {
   for (const std::int64_t taken : found.taken) EXPECT(taken <= available);
   const Floats us = random.times(rows), slack = random.times(rows);
   const Floats out = random.times(gaps), in = random.times(gaps), copy = random.times(times);
+  const Floats room = random.times(gaps);
   const Ints quiet = random.column(gaps, -1, static_cast<std::int64_t>(times) - 1);
   const Ints written = random.column(times, -2 * n, n - 1), due = random.column(times, -n, n);
   const planner::Ops ops{us, slack};
@@ -100,7 +101,8 @@ void estimate(Random& random) {
   const Ints parameter = random.column(updated, 0, last),
              gradient = random.column(updated, 0, last);
   const Floats work = random.times(updated);
-  const auto step = planner::estimate(ops, away, {all, back_start, back_end}, {written, due, copy},
+  const planner::Returns back{all, back_start, back_end, room};
+  const auto step = planner::estimate(ops, away, back, {written, due, copy},
                                       {parameter, gradient, work}, 1 << 30);
   double min = 0;
   for (const double op : us) min += op;
