@@ -14,7 +14,8 @@ endif
 # hundreds, and torch's modules take seconds.
 export PYTHONDONTWRITEBYTECODE :=
 # Twice as many as cores: a test often waits for a process that it started.
-PARALLEL = -n $$((2 * $(JOBS))) --dist loadfile --no-loadscope-reorder
+# A worker that crashed is not replaced: xdist's schedule may then wait for ever.
+PARALLEL = -n $$((2 * $(JOBS))) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 BIN := $(VENV)/bin
 BUILD_BIN := $(BUILD_VENV)/bin

@@ -325,7 +325,9 @@ bool Disk::await(std::size_t page, std::uint32_t& frame) {
     io.state = State::kIdle;
     return false;
   }
-  const bool done = io.state == State::kRead || read_page(page, space_->home(frame), lock) == 0;
+  // An error may pass, and what cannot be read ends the process.
+  bool done = io.state == State::kRead;
+  for (int i = 0; !done && i < 3; ++i) done = read_page(page, space_->home(frame), lock) == 0;
   io.state = State::kIdle;
   return done;
 }

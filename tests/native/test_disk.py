@@ -249,10 +249,12 @@ def test_a_full_disk_is_noticed_at_the_allocation(driver: Driver) -> None:
         check(driver, ptr, page, page)
 
 
+@pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("kind", ["EIO", "flip"])
-def test_a_read_that_fails_is_tried_again(driver: Driver, kind: str) -> None:
+def test_a_read_that_fails_is_tried_again(driver: Driver, kind: str, times: int) -> None:
     ptr = fill(driver)
-    disk.fail("read", 1, kind)
+    for nth in range(1, times + 1):
+        disk.fail("read", nth, kind)
     for page in range(PAGES):
         check(driver, ptr, page, page)
 
