@@ -2,7 +2,8 @@
 
 Each way is a process in a control group. Training: the limit is 1/2 or 1/3 of plain torch's peak
 memory; umem has a disk and a budget of that limit less the process's other memory, and plain torch
-a swap file on the same disk. Plain torch and umem without limits are the measure. Inference
+a swap file on the same disk. Plain torch and umem without limits are the measure, and the least
+time that any order of transfers needs, at the rates that the disk had in that run. Inference
 (``weights``): the budget is 1/2 or 1/4 of the weights; umem leaves them in their checkpoint, and
 plain torch maps the checkpoint (``torch.load(mmap=True)``). Needs root, and control groups v1.
 Writes a report for each network, bench/results/disk-<network>_<hardware>_<date>.{json,md}.
@@ -45,9 +46,12 @@ SWAP = 6 * GIB
 SHARES = {"1/2": 0.5, "1/3": 1 / 3}
 SHARES_OF_WEIGHTS = {"1/2": 0.5, "1/4": 0.25}
 # Steps; umem records and plans in its first ones.
-WARM_UP = {"plain": 1, "swap": 1, "umem": 5, "disk": 5, "mapped": 1, "in file": 5}
-STEPS = {"plain": 4, "swap": 1, "umem": 4, "disk": 4, "mapped": 2, "in file": 4}
+WARM_UP = {"plain": 1, "swap": 1, "umem": 5, "traced": 5, "disk": 5, "mapped": 1, "in file": 5}
+STEPS = {"plain": 4, "swap": 1, "umem": 4, "traced": 1, "disk": 4, "mapped": 2, "in file": 4}
 FASTER = {"1/2": 3.0, "1/3": 5.0}  # than swap
+# Than in RAM, if transfers take a third of the time of the operators at most; else than the floor.
+SLOWER_THAN_RAM, SLOWER_THAN_FLOOR = 1.05, 1.15
+CPU_MS_A_GB = 50.0
 MOST_RSS = 1.05  # of plain torch's, with all in RAM
 FASTER_THAN_MAPPED, MOST_READ = 3.0, 1.15  # the latter of the weights beyond the budget
 
@@ -151,6 +155,11 @@ def infer(way: str, budget: int, disk: str, small: bool) -> None:
     print(json.dumps(found))
 
 
+def trace_of(net_name: str, folder: str) -> Path:
+    """Return the file of the network's trace."""
+    return Path(folder, f"{net_name}.jsonl.gz")
+
+
 def worker(net_name: str, way: str, budget: int, disk: str, small: bool) -> None:
     """Train in this process, and print the steps' times and the losses as JSON."""
     import resource
@@ -161,7 +170,9 @@ def worker(net_name: str, way: str, budget: int, disk: str, small: bool) -> None
 
     torch.manual_seed(0)
     if budget:
-        umem.enable(budget=budget, device="soft", disk=disk or None)
+        trace = trace_of(net_name, disk) if way == "traced" else None
+        on_disk = disk if way == "disk" else None
+        umem.enable(budget=budget, device="soft", disk=on_disk, trace=trace)
     net, loss = loss_of(net_name, small)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
     random = torch.Generator().manual_seed(1)
@@ -187,7 +198,9 @@ def worker(net_name: str, way: str, budget: int, disk: str, small: bool) -> None
         "peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
         "settled_peak_rss": int(fields["VmHWM"].split()[0]) << 10,
     }
-    if budget:
+    if way == "traced":
+        umem.disable()
+    elif budget:
         stats = umem.stats()
         names = ("steps", "faults", "stall_us", "plan_hits", "plan_misses", "peak_live_bytes")
         on_disk = ("disk_bytes_in", "disk_bytes_out", "disk_busy_in_us", "disk_busy_out_us")
@@ -227,10 +240,10 @@ def limited(command: Sequence[str], limit: int) -> str:
 
 def measured(net: str, way: str, limit: int, folder: str, small: bool) -> dict[str, Any]:
     """Train once in a process of its own."""
-    budget = {"umem": 8 * GIB, "disk": limit - OTHER, "in file": limit - OTHER}.get(way, 0)
-    disk = "" if way in ("plain", "umem", "swap") else folder
+    low = limit - OTHER
+    budget = {"umem": 8 * GIB, "traced": 8 * GIB, "disk": low, "in file": low}.get(way, 0)
     note(f"{net}, {way}, {format_bytes(limit) if limit else 'no limit'}")
-    words = [net, way, str(budget), disk]
+    words = [net, way, str(budget), folder]
     command = [sys.executable, __file__, "--worker", *words, *(["--smoke"] if small else [])]
     with swapping(folder) if way == "swap" else contextlib.nullcontext():
         found: dict[str, Any] = json.loads(limited(command, limit))
@@ -252,7 +265,33 @@ def compare(net: str, rounds: int, folder: str, small: bool) -> list[dict[str, A
     def run(share: str, way: str) -> dict[str, Any]:
         return {"share": share, **measured(net, way, shares[share], folder, small)}
 
-    return in_turns(turns, rounds, run)
+    rows = in_turns(turns, rounds, run)
+    measured(net, "traced", 0, folder, small)
+    trace = trace_of(net, folder)
+    for row in rows:
+        if row["way"] == "disk":
+            row["floor"] = floor_of(trace, row)
+    trace.unlink()
+    return rows
+
+
+def floor_of(trace: Path, row: dict[str, Any]) -> dict[str, float]:
+    """Return what the step needs at least at the rates that the disk had, over its operators'.
+
+    ``ratio`` is that; ``transfers`` the time of both directions together, over the operators'.
+    """
+    rates = [1e-3 * row[f"disk_bytes_{way}"] / row[f"disk_busy_{way}_us"] for way in ("in", "out")]
+    words = ["--device", "cpu-disk", "--link", ",".join(f"{rate:.6g}" for rate in rates)]
+    budget = row["limit"] - OTHER
+    command = [sys.executable, "-m", "umem", "replay", str(trace), *words, "--json"]
+    step = json.loads(output_of([*command, "--budget", str(budget)]))
+    busy = (row["disk_busy_in_us"] + row["disk_busy_out_us"]) / row["steps"]
+    return {
+        "ratio": step["floor_us"] / step["compute_us"],
+        "transfers": busy / step["compute_us"],
+        "gb_per_s_in": rates[0],
+        "gb_per_s_out": rates[1],
+    }
 
 
 def in_turns(
@@ -355,9 +394,27 @@ def results_of(net: str, rows: list[dict[str, Any]]) -> list[Result]:
         row = of_disk[-1]
         written = row["disk_bytes_out"] / row["steps"]
         cpu, base = medians(share, "disk", "cpu_seconds"), medians("1/1", "umem", "cpu_seconds")
+        moved = (written + row["disk_bytes_in"] / row["steps"]) / 1e9
+        a_gb = Spread.of([1e3 * (on - off) / moved for on, off in zip(cpu, base, strict=True)])
+        floors = [each["floor"] for each in of_disk]
+        hides = all(3 * floor["transfers"] <= 1 for floor in floors)
+        over = ratios(
+            disk, [each * floor["ratio"] for each, floor in zip(in_ram, floors, strict=True)]
+        )
+        rates = "read {gb_per_s_in:.2g}, wrote {gb_per_s_out:.2g} GB/s".format(**floors[-1])
         found += [
-            Result(f"{net} in {share}, disk", ratios(disk, in_ram), "x", note="of umem, no limit"),
+            Result(
+                f"{net} in {share}, disk", ratios(disk, in_ram), "x",
+                SLOWER_THAN_RAM if hides else None, "of umem, no limit",
+            ),
+            Result(
+                f"{net} in {share}, disk over the floor", over, "x",
+                None if hides else SLOWER_THAN_FLOOR, rates,
+            ),
             Result(f"{net} in {share}, disk, processor time", ratios(cpu, base), "x"),
+            Result(
+                f"{net} in {share}, disk, processor time of transfers", a_gb, "ms/GB", CPU_MS_A_GB,
+            ),
             Result(
                 f"{net} in {share}, disk over swap", ratios(disk, swap), "x", 1 / FASTER[share],
                 f"limit {format_bytes(row['limit'])}, wrote {format_bytes(int(written))} a step",
