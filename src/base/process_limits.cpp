@@ -60,11 +60,18 @@ Usage usage() {
   return {pages * page_bytes, data * page_bytes};
 }
 
-bool is_reached(int resource, std::size_t used, std::size_t& limit) {
-  struct rlimit value = {};
-  if (getrlimit(resource, &value) != 0 || value.rlim_cur == RLIM_INFINITY) return false;
-  limit = value.rlim_cur;
-  return used + kPageBytes > limit;
+struct Limit {
+  const char *name, *option;
+  std::size_t bytes, used;
+  std::size_t room() const { return bytes - std::min(bytes, used); }
+};
+Limit limit_of(int resource, const char* name, const char* option, std::size_t used) {
+  struct rlimit value = {RLIM_INFINITY, RLIM_INFINITY};
+  getrlimit(resource, &value);
+  return {name, option, value.rlim_cur, used};
+}
+bool exists(const Limit& limit) {
+  return limit.bytes != RLIM_INFINITY;
 }
 
 }  // namespace
@@ -77,23 +84,29 @@ std::size_t available_memory() {
   return line && std::sscanf(line, "MemAvailable: %zu", &kib) == 1 ? kib << 10 : 0;
 }
 
+bool exceeds_data_limit() {
+  const Limit data = limit_of(RLIMIT_DATA, "", "", 0);
+  return exists(data) && usage().data > data.bytes;
+}
+
 const char* describe_reached_limit(char* text, std::size_t size) {
   // A move needs a few mappings more than it leaves.
   static constexpr std::size_t kSpare = 8;
-  static constexpr char kLimit[] = "%s (ulimit %s) is %zu MiB, and the process has %zu MiB";
-  const Usage used = usage();
   const std::size_t mappings = count_mappings(), most = max_mappings();
-  std::size_t limit = 0;
   if (mappings + kSpare >= most) {
     std::snprintf(text, size, "the process has %zu mappings, and vm.max_map_count is %zu", mappings,
                   most);
-  } else if (is_reached(RLIMIT_AS, used.address_space, limit)) {
-    std::snprintf(text, size, kLimit, "RLIMIT_AS", "-v", limit >> 20, used.address_space >> 20);
-  } else if (is_reached(RLIMIT_DATA, used.data, limit)) {
-    std::snprintf(text, size, kLimit, "RLIMIT_DATA", "-d", limit >> 20, used.data >> 20);
-  } else {
-    std::snprintf(text, size, "the kernel refused memory, and no limit of the process is reached");
+    return text;
   }
+  const Usage used = usage();
+  const Limit addresses = limit_of(RLIMIT_AS, "RLIMIT_AS", "-v", used.address_space);
+  const Limit data = limit_of(RLIMIT_DATA, "RLIMIT_DATA", "-d", used.data);
+  const Limit& least = data.room() < addresses.room() ? data : addresses;
+  if (exists(least))
+    std::snprintf(text, size, "%s (ulimit %s) is %zu MiB, and the process has %zu MiB", least.name,
+                  least.option, least.bytes >> 20, least.used >> 20);
+  else
+    std::snprintf(text, size, "the kernel refused memory, and no limit of the process is reached");
   return text;
 }
 

@@ -14,16 +14,16 @@ using namespace umem::cu;  // NOLINT: the driver's own vocabulary
 
 constexpr int kDevices = 1;
 
-Pager::Extent reserve(std::size_t bytes) {
-  Pager& pager = g_device->pager;
-  // Checked first: rounding up a size near the largest would wrap around.
-  if (bytes > pager.space().pages() << kPageShift) return {};
-  return pager.allocate(pages_of(bytes));
-}
-
-// The reason of a failed move: no frame, or the kernel refused.
+// The reason of a failed allocation or move: no room, or the kernel refused.
 CUresult lack() {
   return g_device->pager.space().refused() ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+Pager::Extent reserve(std::size_t bytes) {
+  Pager& pager = g_device->pager;
+  // Rounding up a size near the largest would wrap around.
+  const std::size_t most = pager.space().pages();
+  return pager.allocate(bytes > most << kPageShift ? most + 1 : pages_of(bytes));
 }
 
 CUresult alloc_managed(CUdeviceptr* ptr, std::size_t bytes, unsigned flags) {
@@ -32,7 +32,7 @@ CUresult alloc_managed(CUdeviceptr* ptr, std::size_t bytes, unsigned flags) {
   DeviceLock lock;
   if (!g_device) return CUDA_ERROR_NOT_INITIALIZED;
   const Pager::Extent extent = reserve(bytes);
-  if (extent.count == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (extent.count == 0) return lack();
   *ptr = g_device->pager.space().managed(extent.first);
   return CUDA_SUCCESS;
 }
@@ -44,7 +44,7 @@ CUresult alloc_device(CUdeviceptr* ptr, std::size_t bytes) {
   if (!g_device) return CUDA_ERROR_NOT_INITIALIZED;
   Pager& pager = g_device->pager;
   const Pager::Extent extent = reserve(bytes);
-  if (extent.count == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (extent.count == 0) return lack();
   Moved moved;
   const bool held = pager.pin_on_device(extent, moved);
   g_device->book_transfer(moved, nullptr);

@@ -33,7 +33,7 @@ bool is_open(const Page& page, bool writes) {
 
 Status Pager::open(std::size_t frames, bool backed, bool uvm, const DiskOptions& disk) {
   const std::size_t pages = backed ? kSpacePages : kUnbackedPages;
-  UMEM_RETURN_IF_ERROR(space_.reserve(pages, 4 * frames, backed));
+  UMEM_RETURN_IF_ERROR(space_.reserve(pages, frames, backed));
   const std::size_t bytes = space_.pages() * sizeof(Page);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -75,10 +75,12 @@ void Pager::close() {
 }
 
 Pager::Extent Pager::allocate(std::size_t count) {
-  if (disk_.on() && !disk_.reserve(count)) return {};
   for (auto it = free_space_.begin(); it != free_space_.end(); ++it) {
     if (it->second < count) continue;
     const std::size_t first = it->first;
+    // A page fault that finds no frame ends the process, so they are there before.
+    const std::size_t end = first + count, frames = std::min(frames_, end);
+    if (!space_.open_places(end, frames) || (disk_.on() && !disk_.reserve(count))) return {};
     const std::size_t rest = it->second - count;
     free_space_.erase(it);
     if (rest > 0) free_space_.emplace(first + count, rest);
@@ -90,7 +92,7 @@ Pager::Extent Pager::allocate(std::size_t count) {
     }
     return {first, count};
   }
-  if (disk_.on()) disk_.release(count);
+  space_.end_of_pages();
   return {};
 }
 

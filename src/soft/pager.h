@@ -71,7 +71,7 @@ class Pager {
     std::size_t first = 0;
     std::size_t count = 0;
   };
-  // Address space for managed pages; count 0 if none is left.
+  // Address space for managed pages; count 0 if none is left, or the kernel refused.
   Extent allocate(std::size_t pages);
   // False if the kernel refuses: the extent remains allocated.
   bool free(Extent extent);

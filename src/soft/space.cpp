@@ -5,8 +5,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+
+#include "base/process_limits.h"
 
 namespace umem::soft {
 namespace {
@@ -28,8 +31,8 @@ std::uintptr_t reserve_aligned(std::size_t bytes, int protection) {
 }
 
 // Reserves memory to be moved elsewhere and back; the advice moves along.
-std::uintptr_t reserve_home(std::size_t bytes, int protection) {
-  const std::uintptr_t base = reserve_aligned(bytes, protection);
+std::uintptr_t reserve_home(std::size_t bytes) {
+  const std::uintptr_t base = reserve_aligned(bytes, PROT_NONE);
   if (!base) return 0;
   auto* area = reinterpret_cast<void*>(base);
   madvise(area, bytes, MADV_HUGEPAGE);  // 10 times cheaper moves; works without
@@ -37,8 +40,8 @@ std::uintptr_t reserve_home(std::size_t bytes, int protection) {
   return base;
 }
 
-bool set_protection(void* where, int protection) {
-  return mprotect(where, kPageBytes, protection) == 0;
+bool set_protection(void* where, int protection, std::size_t pages = 1) {
+  return mprotect(where, pages << kPageShift, protection) == 0;
 }
 
 bool remap(void* from, void* to) {
@@ -79,18 +82,26 @@ Status probe_dontunmap() {
 Status Space::reserve(std::size_t pages, std::size_t min_pages, bool backed) {
   if (backed) UMEM_RETURN_IF_ERROR(probe_dontunmap());
   backed_ = backed;
-  for (; pages >= min_pages && pages > 0; pages /= 2) {
-    const std::size_t bytes = pages << kPageShift;
-    pages_ = pages;
-    managed_ = reserve_aligned(bytes, PROT_NONE);
-    if (managed_ && !backed) return {};
-    host_ = reserve_home(bytes, kReadWrite);
-    frames_ = reserve_home(bytes, PROT_NONE);
-    if (managed_ && host_ && frames_) return {};
-    release();
-  }
+  limited_ = !reserve_all(pages);
+  if (!limited_) return {};
+  const auto fewer = [&] { return pages = std::max(pages - (pages + 7) / 8, min_pages); };
+  while (pages > min_pages && !reserve_all(fewer())) continue;
+  release();
+  if (reserve_all(fewer())) return {};
   return {Code::kOutOfHostMemory,
           "cannot reserve address space for the software device (limited by `ulimit -v`?)"};
+}
+
+bool Space::reserve_all(std::size_t pages) {
+  const std::size_t bytes = pages << kPageShift;
+  pages_ = pages;
+  managed_ = reserve_aligned(bytes, PROT_NONE);
+  if (managed_ && !backed_) return true;
+  host_ = reserve_home(bytes);
+  frames_ = reserve_home(bytes);
+  if (managed_ && host_ && frames_) return true;
+  release();
+  return false;
 }
 
 void Space::release() {
@@ -98,17 +109,15 @@ void Space::release() {
     if (*base) munmap(reinterpret_cast<void*>(*base), pages_ << kPageShift);
     *base = 0;
   }
-  pages_ = 0;
+  pages_ = open_pages_ = open_frames_ = 0;
 }
 
-// If a limit was set below the existing reservations, a move fails halfway, and cannot be undone:
-// its destination is no longer a reservation, or nothing may be made writable.
+// If a limit was set below what the process has, a move fails halfway, and cannot be undone: its
+// destination is no longer a reservation, or nothing may be made writable.
 bool Space::may_move() const {
-  const std::size_t bytes = pages_ << kPageShift;
-  struct rlimit address_space = {}, data = {};
+  struct rlimit address_space = {};
   getrlimit(RLIMIT_AS, &address_space);
-  getrlimit(RLIMIT_DATA, &data);
-  return address_space.rlim_cur >= 3 * bytes && data.rlim_cur >= bytes;
+  return address_space.rlim_cur >= 3 * (pages_ << kPageShift) && !exceeds_data_limit();
 }
 
 bool Space::move(void* from, int from_protection, void* to, int to_protection) {
@@ -128,6 +137,17 @@ bool Space::leave(std::size_t page, int protection, void* home) {
 
 bool Space::open_frame(std::size_t index) {
   return !backed_ || keep(set_protection(home(index), kReadWrite));
+}
+
+// Not all at once: RLIMIT_DATA counts what is writable, used or not.
+bool Space::open_places(std::size_t pages, std::size_t frames) {
+  const auto open = [&](std::uintptr_t base, std::size_t& from, std::size_t to) {
+    if (to <= from) return true;
+    if (!set_protection(at(base, from), kReadWrite, to - from)) return false;
+    from = to;
+    return true;
+  };
+  return keep(!backed_ || (open(host_, open_pages_, pages) && open(frames_, open_frames_, frames)));
 }
 
 bool Space::map_frame(std::size_t index, std::size_t page, int protection) {

@@ -22,8 +22,8 @@ constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
 class Space {
  public:
-  // Reserves `pages` pages of managed and host space and as many frames; halves on refusal, down
-  // to `min_pages`.
+  // Reserves `pages` pages of managed and host space and as many frames. If the kernel refuses,
+  // fewer, down to `min_pages`, and leaves addresses for the rest of the process.
   Status reserve(std::size_t pages, std::size_t min_pages, bool backed);
   void release();
 
@@ -42,6 +42,8 @@ class Space {
   // All of these return false when the kernel refuses (vm.max_map_count, most likely) and then
   // leave the mapping as it was.
   bool open_frame(std::size_t frame);  // makes a new frame accessible at home
+  // Makes the places of the first pages on the host accessible, and those of the first frames.
+  bool open_places(std::size_t pages, std::size_t frames);
   bool map_frame(std::size_t frame, std::size_t page, int protection);
   // `protection` is the page's present one, in case it does not move.
   bool unmap_frame(std::size_t frame, std::size_t page, int protection);
@@ -55,6 +57,8 @@ class Space {
   void fill(std::size_t page, unsigned char value);
   // True if the kernel refused the last of these calls.
   bool refused() const { return refused_; }
+  // No pages in a row are free. Refused by the kernel, if it reserved fewer than were asked for.
+  void end_of_pages() { refused_ = limited_; }
   // Gives physical memory back.
   void drop_frame(std::size_t frame) const;
   void drop_host(std::size_t page);
@@ -64,15 +68,17 @@ class Space {
     refused_ = !done;
     return done;
   }
+  bool reserve_all(std::size_t pages);
   bool may_move() const;
   bool move(void* from, int from_protection, void* to, int to_protection);
   bool leave(std::size_t page, int protection, void* home);
   static char* at(std::uintptr_t base, std::size_t index) {
     return reinterpret_cast<char*>(base + (index << kPageShift));
   }
-  std::size_t pages_ = 0;
+  std::size_t pages_ = 0, open_pages_ = 0, open_frames_ = 0;
   std::uintptr_t managed_ = 0, host_ = 0, frames_ = 0;
   bool backed_ = true;
+  bool limited_ = false;
   bool refused_ = false;
 };
 

@@ -826,17 +826,38 @@ def test_a_limit_that_is_reached_is_named_and_harms_nothing(limit: str) -> None:
 import resource
 for page in range(32): d.store(ptr + page * (2 << 20), b"page%02d" % page)
 _, hard = resource.getrlimit(resource.{limit})
-resource.setrlimit(resource.{limit}, (256 << 20, hard))
+resource.setrlimit(resource.{limit}, (16 << 20, hard))
 refused = [d.cuMemPrefetchAsync(ptr + page * (2 << 20), 2 << 20, (1, 0), 0, 0) for page in range(8)]
 resource.setrlimit(resource.{limit}, (hard, hard))
 print(set(refused), all(d.load(ptr + page * (2 << 20), 6) == b"page%02d" % page
                         for page in range(32)), flush=True)
-resource.setrlimit(resource.{limit}, (256 << 20, hard))
+resource.setrlimit(resource.{limit}, (16 << 20, hard))
 d.touch(ptr, 64 << 20)
 """
     )
     assert (done.returncode, done.stdout) == (-11, "{304} True\n"), done.stderr
     assert done.stderr.startswith("umem: a managed page cannot be mapped: " + limit), done.stderr
+
+
+@pytest.mark.parametrize(("limit", "least"), [("RLIMIT_AS", 250), ("RLIMIT_DATA", 900)])
+def test_a_limit_of_the_process_leaves_what_it_can(limit: str, least: int) -> None:
+    """Batch systems set such limits before the program starts."""
+    done = run_python(
+        f"""
+import pathlib, resource
+import _core_testing as d
+pages = [int(word) for word in pathlib.Path("/proc/self/statm").read_text().split()]
+used = {{"RLIMIT_AS": pages[0], "RLIMIT_DATA": pages[5]}}["{limit}"] * resource.getpagesize()
+resource.setrlimit(resource.{limit}, [used + (1000 << 20)] * 2)
+d.open_soft(16 * (2 << 20), "a100-pcie4")
+blocks = []
+while (made := d.cuMemAllocManaged(10 << 20, 1))[0] == 0: blocks.append(made[1])
+for i, ptr in enumerate(blocks): d.store(ptr, b"%08d" % i)
+print(made[0], 10 * len(blocks) >= {least},
+      all(d.load(ptr, 8) == b"%08d" % i for i, ptr in enumerate(blocks)))
+"""
+    )
+    assert (done.returncode, done.stdout) == (0, "304 True True\n"), done.stderr
 
 
 def test_the_end_of_all_mappings_is_named() -> None:
