@@ -122,3 +122,20 @@ steps(24)
 assert own.asked == asked and again() == 0, said
 """
     )
+
+
+def test_doctor_measures_the_link(program: Program) -> None:
+    program(
+        """
+from umem.cli import doctor, doctor_link
+doctor_link.BYTES = 8 << 20
+found = doctor.examine(measure=True)["link"]
+assert found["gpu"] == torch.cuda.get_device_name()
+rates = ("in_gb_s", "out_gb_s", "in_beside_out_gb_s", "out_beside_in_gb_s")
+assert all(0 < found[name] < 1e5 for name in rates)
+assert found["link"] == f"--link {found['in_beside_out_gb_s']:g},{found['out_beside_in_gb_s']:g}"
+doctor_link.BYTES = 1 << 50
+problem = doctor.examine(measure=True)["link"]["problem"]
+assert "is not measured" in problem and "end other programs on the GPU" in problem, problem
+"""
+    )

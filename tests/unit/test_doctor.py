@@ -217,7 +217,9 @@ def test_absent_values_are_null_in_json_and_words_in_text() -> None:
 def test_the_host_is_measured_on_request() -> None:
     pytest.importorskip("torch")
     assert "host" not in doctor.examine()
-    host = doctor.examine(measure=True)["host"]
+    found = doctor.examine(measure=True)
+    assert ("link" in found) == bool(found["cuda"].get("devices"))
+    host = found["host"]
     assert host["threads"] >= 1
     assert 0.01 < host["copy_gb_per_s"] < 1e4
     assert 0.01 < host["host_gb_s"] < 1e4

@@ -24,7 +24,7 @@ from ..config.options import BY_NAME, OPTIONS
 from ..config.parsers import Budget, Device
 from ..config.settings import load
 from ..errors import ConfigError, UmemError
-from . import doctor_cuda, doctor_disk
+from . import doctor_cuda, doctor_disk, doctor_link
 from .base import Subparsers
 from .doctor_cuda import Facts
 
@@ -54,7 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="check this machine and installation",
         description="Report what works here and what umem would do; exit code 1 if it cannot work.",
     )
-    text = "measure how fast the host copies memory and updates parameters (needs torch; seconds)"
+    text = "measure the host's memory, and the link of a GPU (needs torch; seconds)"
     parser.add_argument("--measure", action="store_true", help=text)
     text = "with --measure: also the rates of the disk of this folder, for the option disk"
     parser.add_argument("--disk", type=Path, metavar="DIR", help=text)
@@ -86,6 +86,7 @@ def examine(*, measure: bool = False, disk: Path | None = None) -> dict[str, Fac
         "memory": _memory,
         **({"host": _host} if measure else {}),
         **({"disk": functools.partial(doctor_disk.measure, disk)} if disk is not None else {}),
+        **({"link": doctor_link.measure} if measure and _has_gpu() else {}),
         "cuda": _cuda,
         "options": _options,
         "verdict": _verdict,
@@ -227,6 +228,12 @@ def _host() -> Facts:
         "copy_gb_per_s": round(host_share.copy_rate() / 1e3, 1),
         "host_gb_s": round(host_share.measured_rate() / 1e3, 1),
     }
+
+
+def _has_gpu() -> bool:
+    from ..base.native import core
+
+    return bool(core.probe_cuda()["devices"])
 
 
 def _cuda() -> Facts:
