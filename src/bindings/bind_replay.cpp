@@ -73,6 +73,8 @@ replay::StepColumns columns_of(const py::dict& step) {
                               {},
                               {},
                               {},
+                              {},
+                              {},
                               {}};
   if (step.contains("part_access")) {
     columns.part_access = column<Int>(step, "part_access");
@@ -83,6 +85,10 @@ replay::StepColumns columns_of(const py::dict& step) {
     columns.update_parameter = column<Int>(step, "update_parameter");
     columns.update_gradient = column<Int>(step, "update_gradient");
     columns.update_us = column<double>(step, "update_us");
+  }
+  if (step.contains("op_name")) {
+    columns.names = py::cast<std::vector<std::string>>(step["names"]);
+    columns.op_name = column<Int>(step, "op_name");
   }
   // A small tensor's size may be rounded up to that of a large one.
   const std::vector<unsigned char> large = column<bool, unsigned char>(step, "large");

@@ -48,7 +48,8 @@ Result<void*> Machine::allocate(std::size_t bytes, Tag tag, Family family) {
   return ptr;
 }
 
-void Machine::begin() {
+void Machine::begin(const char* name) {
+  op_.name = name;
   runtime::op_begin(&op_, inputs_.data(), inputs_.size());
 }
 

@@ -40,7 +40,7 @@ class Machine {
   // for it: host time is device time afterwards.
   std::vector<runtime::Input>& inputs() { return inputs_; }
   std::vector<soft::Access>& accesses() { return accesses_; }
-  void begin();
+  void begin(const char* name);  // valid until `end`
   Status end(double us);
   // In place of `end`, after an error.
   void abandon() { runtime::op_end(&op_, residency::Tag::kCount); }

@@ -107,6 +107,10 @@ Status StepColumns::check() const {
     return bad("access_start does not fit op_us, access_tensor and access_write");
   for (double us : op_us)
     if (!(us >= 0) || std::isinf(us)) return bad("a duration is negative or not finite");
+  if (!op_name.empty() && op_name.size() != ops()) return bad("op_name does not fit op_us");
+  for (std::int64_t name : op_name)
+    if (name < 0 || name >= static_cast<std::int64_t>(names.size()))
+      return bad("op_name has a number that is no name's");
   if (update_parameter.size() != updates() || update_gradient.size() != updates())
     return bad("the columns of updates differ in length");
   UMEM_RETURN_IF_ERROR(check_parts(*this));
@@ -279,7 +283,8 @@ Status StepPlayer::op(std::size_t i) {
   each_part(first, last, [&](std::size_t a, std::size_t begin, std::size_t bytes) {
     if (void* block = blocks_[tensor(a)]) machine_.inputs().push_back({block, begin, bytes});
   });
-  machine_.begin();
+  const auto& name = columns_.op_name;
+  machine_.begin(name.empty() ? "" : columns_.names[static_cast<std::size_t>(name[i])].c_str());
   for (std::uint32_t k = begins_.start[i]; k < begins_.start[i + 1]; ++k) {
     if (Status status = allocate(begins_.ids[k]); !status.ok()) {
       machine_.abandon();

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -28,6 +29,9 @@ struct StepColumns {
   // What the host updates: a parameter, by a gradient that is freed once it has left.
   std::vector<std::int64_t> update_parameter, update_gradient;  // [updates] tensors
   std::vector<double> update_us;                                // [updates]
+  // Of the ops, by number; none has a name if `op_name` is empty.
+  std::vector<std::string> names;
+  std::vector<std::int64_t> op_name;  // [n]
 
   std::size_t ops() const { return op_us.size(); }
   std::size_t tensors() const { return bytes.size(); }

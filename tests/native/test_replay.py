@@ -358,6 +358,8 @@ def test_small_tensors_stay_small() -> None:
         ({"access_tensor": np.array([0, 3, 1, 0, 1, 9], np.int64)}, "the unknown tensor 9"),
         ({"access_start": np.array([0, 7, 6], np.int64)}, "access_start decreases"),
         ({"access_start": np.array([0, 6], np.int64)}, "access_start does not fit"),
+        ({"names": ["a"], "op_name": np.array([0], np.int64)}, "op_name does not fit op_us"),
+        ({"names": ["a"], "op_name": np.array([0, 1], np.int64)}, "a number that is no name's"),
     ],
 )
 def test_a_bad_step_is_refused(changes: dict[str, object], reason: str) -> None:

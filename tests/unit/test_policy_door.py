@@ -210,10 +210,12 @@ def test_simulate_takes_words_for_everything(
     assert by_words.step_us == by_bytes.step_us > 0
     assert "lru on a100-pcie4 with" in str(by_words)
 
-    def useless(trace: StepTrace, device: object, budget: int) -> Plan:
-        return Plan(trace, evict=(Move(0, int(np.flatnonzero(~trace.large)[0])),))
-
     small = step([Tensor(4), Tensor(0)], [Op(reads=[0, 1]), Op(reads=[0])])
+
+    def useless(trace: StepTrace, device: object, budget: int) -> Plan:
+        assert trace.large.all(), "the small tensor is in a segment"
+        return Plan(small, evict=(Move(0, 1),))  # of the step as it was before
+
     with caplog.at_level(logging.WARNING, "umem"):
         assert umem.simulate(small, useless, budget="100%").policy == "useless"
     assert "the plan of policy useless: evict: Move(after=0, tensor=1): " in caplog.text

@@ -85,6 +85,17 @@ def test_a_plan_hides_the_weights_that_stream_by() -> None:
     assert result.plan_hits > 0
 
 
+def test_a_plan_hides_segments_of_small_tensors() -> None:
+    """Each of the small weights fills most of a segment, which the plan moves as a whole."""
+    small = [Tensor(1536 << 10, {i: False}, Kind.PERSISTENT, "param") for i in range(12)]
+    step = make_step([1000.0] * 12, small)
+    lru, planned = (replay.replay_step(step, name, LINK, 6 * PAGE) for name in ("lru", "auto"))
+    assert lru.bytes_in == 12 * PAGE
+    assert 0 < planned.bytes_in < 12 * PAGE
+    assert planned.step_us <= 12_000 + 30  # at most one page leaves and returns in the open
+    assert (planned.plan_misses, planned.faults, planned.prefetched_unused) == (0, 0, 0)
+
+
 def test_a_plan_hides_all_moves_where_there_is_time_between() -> None:
     """Activations leave after the ops that follow their creation, and return in time."""
     step = step_of(synthetic.chain(6, 2 * PAGE, us=1000.0, steps=2))

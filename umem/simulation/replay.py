@@ -24,7 +24,7 @@ from ..base.progress import Advance, ignore, over, progress
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..errors import ConfigError, PlanError, TraceError
 from ..policies import registry
-from ..policies.base import Plan, PlanFunction, Policy
+from ..policies.base import PlanFunction, Policy
 from ..policies.lowering import lower
 from ..policies.plan_check import check
 from ..trace import origin
@@ -32,6 +32,7 @@ from ..trace.device_split import DeviceSplit
 from ..trace.event_columns import by_step
 from ..trace.ids import BlockId
 from ..trace.reader import read
+from ..trace.segments import with_segments
 from ..trace.step_builder import StepBuilder
 from ..trace.step_trace import Floats, StepTrace
 
@@ -465,15 +466,11 @@ def _replay(
         )
     policy = registry.make(policy)
     room = max(budget // PAGE_BYTES * PAGE_BYTES, min_budget(step))
-    plan = policy.plan(step, device, room)
-    if plan is not None and not registry.is_built_in(policy):
-        for problem in check(plan):
-            _log.warning("the plan of policy %s: %s", policy.name, problem)
-    replay = core.Replay(_options(_native_name(policy, plan), device, room, host_budget))
+    native = policy.name if policy.name in core.policies() else "planned"
+    replay = core.Replay(_options(native, device, room, host_budget))
     try:
         replay.set_step(columns_of(step))
-        if plan is not None and step.large[step.access_tensor].any():  # else nothing to plan
-            core.install_plan(lower(plan, replay.address, alone=True))
+        _install(policy, replay, step, device, room)
         figures = (run or _until_steady)(replay, repeats)
         peak_host = core.stats()["peak_host_bytes"]
     finally:
@@ -490,17 +487,39 @@ def _replay(
     )
 
 
-def _native_name(policy: Policy, plan: Plan | None) -> str:
+def _install(
+    policy: Policy, replay: core.Replay, step: StepTrace, device: DeviceProfile, budget: int
+) -> None:
+    """Have the policy plan the step as a program's is planned, with its small tensors in segments.
+
+    Raises:
+        ConfigError: the policy makes no plan, and is no native one.
+    """
     from ..base.native import core
 
-    if plan is not None:
-        return "planned"
     if policy.name in core.policies():
-        return policy.name
-    raise ConfigError(
-        f"the policy {policy.name!r} made no plan for this step, and there is no native policy of "
-        "that name: its plan() must return a Plan to be replayed"
-    )
+        return
+    tensors = np.arange(step.n_tensors)
+    planned = step
+    if not step.large.all():  # where they are shows in a step
+        replay.run_step(1)
+        replay.run_logged()
+        addresses = replay.moves()["placed"]
+        planned = with_segments(step, addresses)
+        tensors = tensors[step.large | (addresses == 0)]
+    plan = policy.plan(planned, device, budget)
+    if plan is None:
+        raise ConfigError(
+            f"the policy {policy.name!r} made no plan for this step, and there is no native policy "
+            "of that name: its plan() must return a Plan to be replayed"
+        )
+    if not registry.is_built_in(policy):
+        for problem in check(plan):
+            _log.warning("the plan of policy %s: %s", policy.name, problem)
+    if plan.trace.place is None:  # the plan is of the step without segments
+        tensors = np.arange(step.n_tensors)
+    if plan.trace.large[plan.trace.access_tensor].any():  # else nothing to plan
+        core.install_plan(lower(plan, lambda t: replay.address(int(tensors[t])), alone=True))
 
 
 def _options(policy: str, device: DeviceProfile, budget: int, host_budget: int) -> core.Options:
@@ -524,7 +543,10 @@ def _options(policy: str, device: DeviceProfile, budget: int, host_budget: int) 
 def columns_of(step: StepTrace) -> dict[str, Any]:
     """Return the columns of `core.Replay.set_step`."""
     updates = {} if step.updates is None else step.updates._asdict()
+    number = {name: at for at, name in enumerate(dict.fromkeys(step.op_names))}
     return {
+        "names": [*number],
+        "op_name": np.fromiter((number[name] for name in step.op_names), np.int64, step.n_ops),
         **_parts(step),
         **{f"update_{name}": column for name, column in updates.items()},
         "op_us": step.op_us,
