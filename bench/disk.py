@@ -171,8 +171,8 @@ def worker(net_name: str, way: str, budget: int, disk: str, small: bool) -> None
     torch.manual_seed(0)
     if budget:
         trace = trace_of(net_name, disk) if way == "traced" else None
-        on_disk = disk if way == "disk" else None
-        umem.enable(budget=budget, device="soft", disk=on_disk, trace=trace)
+        folder = disk if way == "disk" else None
+        umem.enable(budget=budget, device="soft", disk=folder, trace=trace)
     net, loss = loss_of(net_name, small)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
     random = torch.Generator().manual_seed(1)
