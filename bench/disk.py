@@ -179,9 +179,11 @@ def worker(net_name: str, way: str, budget: int, disk: str, small: bool) -> None
     warm_up, steps = WARM_UP[way], STEPS[way]
     rows: list[tuple[float, float]] = []
     losses = []
+    on_disk = ("disk_bytes_in", "disk_bytes_out", "disk_busy_in_us", "disk_busy_out_us")
     for number in range(warm_up + steps):
         if number == warm_up:
             Path("/proc/self/clear_refs").write_text("5")  # the peak is of settled steps
+            before = {name: getattr(umem.stats(), name) for name in on_disk} if budget else {}
         begin, cpu = time.perf_counter(), time.process_time()
         value = loss(random)
         value.backward()
@@ -202,9 +204,9 @@ def worker(net_name: str, way: str, budget: int, disk: str, small: bool) -> None
         umem.disable()
     elif budget:
         stats = umem.stats()
-        names = ("steps", "faults", "stall_us", "plan_hits", "plan_misses", "peak_live_bytes")
-        on_disk = ("disk_bytes_in", "disk_bytes_out", "disk_busy_in_us", "disk_busy_out_us")
-        found |= {name: getattr(stats, name) for name in names + on_disk}
+        names = ("faults", "stall_us", "plan_hits", "plan_misses", "peak_live_bytes")
+        found |= {name: getattr(stats, name) for name in names}
+        found |= {name: (getattr(stats, name) - before[name]) / steps for name in on_disk}
     print(json.dumps(found))
 
 
@@ -280,17 +282,21 @@ def floor_of(trace: Path, row: dict[str, Any]) -> dict[str, float]:
 
     ``ratio`` is that; ``transfers`` the time of both directions together, over the operators'.
     """
-    rates = [1e-3 * row[f"disk_bytes_{way}"] / row[f"disk_busy_{way}_us"] for way in ("in", "out")]
+    rates = [
+        1e-3 * row[f"disk_bytes_{way}"] / max(row[f"disk_busy_{way}_us"], 1.0) or 1e3  # none: any
+        for way in ("in", "out")
+    ]
     words = ["--device", "cpu-disk", "--link", ",".join(f"{rate:.6g}" for rate in rates)]
     budget = row["limit"] - OTHER
     command = [sys.executable, "-m", "umem", "replay", str(trace), *words, "--json"]
     step = json.loads(output_of([*command, "--budget", str(budget)]))
-    busy = (row["disk_busy_in_us"] + row["disk_busy_out_us"]) / row["steps"]
+    busy = row["disk_busy_in_us"] + row["disk_busy_out_us"]
     return {
         "ratio": step["floor_us"] / step["compute_us"],
         "transfers": busy / step["compute_us"],
         "gb_per_s_in": rates[0],
         "gb_per_s_out": rates[1],
+        "budget": step["budget"],  # raised where an operator needs more
     }
 
 
@@ -392,10 +398,12 @@ def results_of(net: str, rows: list[dict[str, Any]]) -> list[Result]:
             continue
         of_disk = [row for row in rows if (row["share"], row["way"]) == (share, "disk")]
         row = of_disk[-1]
-        written = row["disk_bytes_out"] / row["steps"]
+        written = row["disk_bytes_out"]
         cpu, base = medians(share, "disk", "cpu_seconds"), medians("1/1", "umem", "cpu_seconds")
-        moved = (written + row["disk_bytes_in"] / row["steps"]) / 1e9
-        a_gb = Spread.of([1e3 * (on - off) / moved for on, off in zip(cpu, base, strict=True)])
+        moved = [1e-9 * (each["disk_bytes_in"] + each["disk_bytes_out"]) for each in of_disk]
+        a_gb = Spread.of(
+            [1e3 * (on - off) / gb for on, off, gb in zip(cpu, base, moved, strict=True)]
+        )
         floors = [each["floor"] for each in of_disk]
         hides = all(3 * floor["transfers"] <= 1 for floor in floors)
         over = ratios(

@@ -197,9 +197,10 @@ def measure(programs: Sequence[str], shares: dict[str, float]) -> list[dict[str,
     return rows
 
 
-def moved(figures: dict[str, Any]) -> float:
-    """Return the bytes of both directions."""
-    return float(figures["bytes_in"] + figures["bytes_out"])
+def ratio(row: dict[str, Any]) -> float:
+    """Return the bytes of both directions in a live step, over the replay's."""
+    live, replayed = (row[side]["bytes_in"] + row[side]["bytes_out"] for side in ("live", "replay"))
+    return float(live / replayed) if replayed else 1.0 if live == 0 else float("inf")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -225,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 ", ".join(format_bytes(int(side[way])) for way in ("bytes_in", "bytes_out"))
                 for side in (row["live"], row["replay"])
             ),
-            f"{moved(row['live']) / max(moved(row['replay']), 1):.3f}",
+            f"{ratio(row):.3f}",
             f"{row['live']['plan_misses']:g}",
         )
         for row in rows
@@ -233,15 +234,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report.sections += table(header, cells)
     report.details["rows"] = rows
     for share in {row["share"]: 0 for row in rows}:
-        values = [
-            moved(row["live"]) / max(moved(row["replay"]), 1)
-            for row in rows
-            if row["share"] == share
+        values = [ratio(row) for row in rows if row["share"] == share]
+        apart = max(max(value, 1 / value) for value in values)
+        report.results += [
+            Result(f"bytes of live steps over those of replays, {share}", Spread.of(values), "x"),
+            Result(f"the program that is most apart, {share}", Spread.of([apart]), "x", MOST_APART),
         ]
-        report.results.append(
-            Result(f"bytes of live steps over those of replays, {share}", Spread.of(values), "x",
-                   MOST_APART, f"{min(values):.3f} to {max(values):.3f}")
-        )  # fmt: skip
     print(report.markdown())
     if folder is not None:
         report.write(folder)

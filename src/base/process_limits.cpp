@@ -84,9 +84,9 @@ std::size_t available_memory() {
   return line && std::sscanf(line, "MemAvailable: %zu", &kib) == 1 ? kib << 10 : 0;
 }
 
-bool exceeds_data_limit() {
+bool exceeds_data_limit(std::size_t bytes) {
   const Limit data = limit_of(RLIMIT_DATA, "", "", 0);
-  return exists(data) && usage().data > data.bytes;
+  return exists(data) && usage().data + bytes > data.bytes;
 }
 
 const char* describe_reached_limit(char* text, std::size_t size) {
@@ -102,7 +102,8 @@ const char* describe_reached_limit(char* text, std::size_t size) {
   const Limit addresses = limit_of(RLIMIT_AS, "RLIMIT_AS", "-v", used.address_space);
   const Limit data = limit_of(RLIMIT_DATA, "RLIMIT_DATA", "-d", used.data);
   const Limit& least = data.room() < addresses.room() ? data : addresses;
-  if (exists(least))
+  // A large allocation is refused while there is still some room.
+  if (exists(least) && least.room() < least.bytes / 2)
     std::snprintf(text, size, "%s (ulimit %s) is %zu MiB, and the process has %zu MiB", least.name,
                   least.option, least.bytes >> 20, least.used >> 20);
   else

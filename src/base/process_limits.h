@@ -9,9 +9,9 @@ namespace umem {
 // unknown. Control groups do not count: memory that the NVIDIA driver takes is not charged to them.
 std::size_t available_memory();
 
-// True if the process has more private memory than RLIMIT_DATA allows by now, so that it can make
-// no page writable. Does not allocate.
-bool exceeds_data_limit();
+// True if the process's private memory and so many bytes more exceed RLIMIT_DATA. Does not
+// allocate.
+bool exceeds_data_limit(std::size_t bytes);
 
 // Writes a sentence about the process limit that was reached into `text`, truncated to `size`, and
 // returns `text`. Does not allocate: the page-fault handler calls it.

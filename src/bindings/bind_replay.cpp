@@ -135,7 +135,6 @@ py::dict moves_of(Replay& replay) {
   raise_input_error(moves.take_status());
   const soft::MoveColumns& columns = moves.value();
   py::dict result;
-  result["base"] = columns.base;
   result["issued_us"] = array(columns.issued_us);
   result["start_us"] = array(columns.start_us);
   result["end_us"] = array(columns.end_us);
@@ -145,7 +144,6 @@ py::dict moves_of(Replay& replay) {
   result["kind"] = array(columns.kind);
   result["fault"] = array<unsigned char, bool>(columns.fault);
   result["unused"] = array<unsigned char, bool>(columns.unused);
-  result["placed"] = array<std::uintptr_t, std::int64_t>(replay.placed());
   return result;
 }
 
@@ -178,6 +176,8 @@ void bind_replay(py::module_& module) {
            })
       .def("run_logged", [](Replay& self) { run_input([&] { return self.run_logged(); }); })
       .def("moves", &moves_of)
+      .def("placed", [](const Replay& self) { return array(self.placed()); })
+      .def("first_address", [](const Replay&) { return soft::first_address(); })
       .def("figures", &figures)
       .def("op_end_us",
            [](const Replay& self) {

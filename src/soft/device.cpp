@@ -6,8 +6,10 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 
+#include "base/process_limits.h"
 #include "soft/entries.h"
 #include "soft/fault_handler.h"
 #include "soft/interpose.h"
@@ -83,6 +85,11 @@ Status resize(std::size_t device_bytes) {
   Moved moved;
   const bool done = g_device->pager.set_frames(frames, moved);
   g_device->book_transfer(moved, nullptr);
+  if (!done && g_device->pager.space().refused()) {
+    char reason[160];
+    return {Code::kOutOfHostMemory, std::string("the kernel refuses memory for the frames: ") +
+                                        describe_reached_limit(reason, sizeof reason)};
+  }
   if (!done) return {Code::kOutOfDeviceMemory, "the pages in use do not fit fewer frames"};
   return {};
 }
@@ -289,6 +296,11 @@ Status settle_host(MoveColumns& moves) {
 void wait() {
   DeviceLock lock;
   if (g_device) g_device->clock.synchronize(static_cast<cu::CUstream>(nullptr));
+}
+
+std::uintptr_t first_address() {
+  DeviceLock lock;
+  return g_device ? g_device->pager.space().managed(0) : 0;
 }
 
 double now_us() {

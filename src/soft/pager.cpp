@@ -78,9 +78,8 @@ Pager::Extent Pager::allocate(std::size_t count) {
   for (auto it = free_space_.begin(); it != free_space_.end(); ++it) {
     if (it->second < count) continue;
     const std::size_t first = it->first;
-    // A page fault that finds no frame ends the process, so they are there before.
-    const std::size_t end = first + count, frames = std::min(frames_, end);
-    if (!space_.open_places(end, frames) || (disk_.on() && !disk_.reserve(count))) return {};
+    if (!space_.open_places(first + count, frames_) || (disk_.on() && !disk_.reserve(count)))
+      return {};
     const std::size_t rest = it->second - count;
     free_space_.erase(it);
     if (rest > 0) free_space_.emplace(first + count, rest);
@@ -846,6 +845,7 @@ void Pager::give_back() {
 
 bool Pager::set_frames(std::size_t frames, Moved& moved) {
   if (disk_.on()) return set_frames_of_disk(frames, moved);
+  if (!space_.open_places(0, frames)) return false;
   free_frames_.reserve(std::max(frames, opened_));
   if (!shrink_to(frames, moved)) return false;
   if (frames < frames_) give_back();

@@ -17,6 +17,8 @@ namespace {
 #ifndef MREMAP_DONTUNMAP
 constexpr int MREMAP_DONTUNMAP = 4;
 #endif
+// Left to the rest of the process at a limit, so that it takes none of a page that moves.
+constexpr std::size_t kSpareBytes = std::size_t{16} << 20;
 constexpr int kReservation = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 std::uintptr_t reserve_aligned(std::size_t bytes, int protection) {
@@ -117,7 +119,7 @@ void Space::release() {
 bool Space::may_move() const {
   struct rlimit address_space = {};
   getrlimit(RLIMIT_AS, &address_space);
-  return address_space.rlim_cur >= 3 * (pages_ << kPageShift) && !exceeds_data_limit();
+  return address_space.rlim_cur >= 3 * (pages_ << kPageShift) && !exceeds_data_limit(0);
 }
 
 bool Space::move(void* from, int from_protection, void* to, int to_protection) {
@@ -136,18 +138,26 @@ bool Space::leave(std::size_t page, int protection, void* home) {
 }
 
 bool Space::open_frame(std::size_t index) {
-  return !backed_ || keep(set_protection(home(index), kReadWrite));
+  if (!backed_) return true;
+  if (!keep(set_protection(home(index), kReadWrite))) return false;
+  open_frames_ = std::max(open_frames_, index + 1);
+  return true;
 }
 
 // Not all at once: RLIMIT_DATA counts what is writable, used or not.
 bool Space::open_places(std::size_t pages, std::size_t frames) {
-  const auto open = [&](std::uintptr_t base, std::size_t& from, std::size_t to) {
+  pages = std::max(pages, open_pages_);
+  // Frames first, as a page fault that finds none ends the process.
+  const auto open = [](std::uintptr_t base, std::size_t& from, std::size_t to) {
     if (to <= from) return true;
-    if (!set_protection(at(base, from), kReadWrite, to - from)) return false;
+    const std::size_t more = to - from;
+    if (exceeds_data_limit((more << kPageShift) + kSpareBytes)) return false;
+    if (!set_protection(at(base, from), kReadWrite, more)) return false;
     from = to;
     return true;
   };
-  return keep(!backed_ || (open(host_, open_pages_, pages) && open(frames_, open_frames_, frames)));
+  return keep(!backed_ || (open(frames_, open_frames_, std::min(frames, pages)) &&
+                           open(host_, open_pages_, pages)));
 }
 
 bool Space::map_frame(std::size_t index, std::size_t page, int protection) {

@@ -42,7 +42,8 @@ class Space {
   // All of these return false when the kernel refuses (vm.max_map_count, most likely) and then
   // leave the mapping as it was.
   bool open_frame(std::size_t frame);  // makes a new frame accessible at home
-  // Makes the places of the first pages on the host accessible, and those of the first frames.
+  // Makes the places of the first pages on the host accessible, and those of as many of the first
+  // frames as these pages can use.
   bool open_places(std::size_t pages, std::size_t frames);
   bool map_frame(std::size_t frame, std::size_t page, int protection);
   // `protection` is the page's present one, in case it does not move.

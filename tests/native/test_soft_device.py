@@ -860,6 +860,26 @@ print(made[0], 10 * len(blocks) >= {least},
     assert (done.returncode, done.stdout) == (0, "304 True True\n"), done.stderr
 
 
+def test_a_budget_beyond_a_limit_is_refused() -> None:
+    done = run_python(
+        """
+import pathlib, resource
+import _core_testing as d
+d.open_soft(16 * (2 << 20), "a100-pcie4")
+ptr = d.cuMemAllocManaged(256 << 20, 1)[1]
+pages = [int(word) for word in pathlib.Path("/proc/self/statm").read_text().split()]
+resource.setrlimit(resource.RLIMIT_DATA, [pages[5] * resource.getpagesize() + (64 << 20)] * 2)
+try:
+    d.resize(128 << 20)
+except MemoryError as error:
+    print("RLIMIT_DATA (ulimit -d)" in str(error))
+for at in range(0, 256 << 20, 2 << 20): d.store(ptr + at, b"%08d" % (at >> 20))
+print(all(d.load(ptr + at, 8) == b"%08d" % (at >> 20) for at in range(0, 256 << 20, 2 << 20)))
+"""
+    )
+    assert (done.returncode, done.stdout) == (0, "True\nTrue\n"), done.stderr
+
+
 def test_the_end_of_all_mappings_is_named() -> None:
     if int(Path("/proc/sys/vm/max_map_count").read_text()) > 300_000:
         pytest.skip("vm.max_map_count is too high to be reached in a test")

@@ -218,7 +218,7 @@ def test_the_host_is_measured_on_request() -> None:
     pytest.importorskip("torch")
     assert "host" not in doctor.examine()
     found = doctor.examine(measure=True)
-    assert ("link" in found) == bool(found["cuda"].get("devices"))
+    assert "link" in found["link"] or "the link is not measured" in found["link"]["problem"]
     host = found["host"]
     assert host["threads"] >= 1
     assert 0.01 < host["copy_gb_per_s"] < 1e4

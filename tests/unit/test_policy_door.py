@@ -221,6 +221,15 @@ def test_simulate_takes_words_for_everything(
     assert "the plan of policy useless: evict: Move(after=0, tensor=1): " in caplog.text
 
 
+def test_a_function_with_a_native_name_plans() -> None:
+    trace = training(6)
+
+    def lru(trace: StepTrace, device: object, budget: int) -> Plan:
+        return Plan(trace)
+
+    assert umem.simulate(trace, lru, budget="50%").plan_hits > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

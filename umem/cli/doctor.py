@@ -86,7 +86,7 @@ def examine(*, measure: bool = False, disk: Path | None = None) -> dict[str, Fac
         "memory": _memory,
         **({"host": _host} if measure else {}),
         **({"disk": functools.partial(doctor_disk.measure, disk)} if disk is not None else {}),
-        **({"link": doctor_link.measure} if measure and _has_gpu() else {}),
+        **({"link": doctor_link.measure} if measure else {}),
         "cuda": _cuda,
         "options": _options,
         "verdict": _verdict,
@@ -228,12 +228,6 @@ def _host() -> Facts:
         "copy_gb_per_s": round(host_share.copy_rate() / 1e3, 1),
         "host_gb_s": round(host_share.measured_rate() / 1e3, 1),
     }
-
-
-def _has_gpu() -> bool:
-    from ..base.native import core
-
-    return bool(core.probe_cuda()["devices"])
 
 
 def _cuda() -> Facts:

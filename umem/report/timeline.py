@@ -122,9 +122,7 @@ class Timeline:
 def of(step: StepTrace, device: DeviceProfile, logged: Logged) -> Timeline:
     """Return the timeline of a logged replay of this step."""
     columns = logged.moves
-    address = columns["placed"]
-    known = step.large & (address > 0)
-    placed = np.where(known, (address - columns["base"]) // PAGE_BYTES, -1)
+    placed = np.where(step.large & (logged.placed >= 0), logged.placed // PAGE_BYTES, -1)
     moves = _owned(step, placed, columns)
     return Timeline(
         step,

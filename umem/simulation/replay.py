@@ -10,7 +10,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +24,7 @@ from ..base.progress import Advance, ignore, over, progress
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..errors import ConfigError, PlanError, TraceError
 from ..policies import registry
-from ..policies.base import PlanFunction, Policy
+from ..policies.base import Plan, PlanFunction, Policy
 from ..policies.lowering import lower
 from ..policies.plan_check import check
 from ..trace import origin
@@ -34,7 +34,7 @@ from ..trace.ids import BlockId
 from ..trace.reader import read
 from ..trace.segments import with_segments
 from ..trace.step_builder import StepBuilder
-from ..trace.step_trace import Floats, StepTrace
+from ..trace.step_trace import Floats, Ints, StepTrace
 
 if TYPE_CHECKING:
     from ..base.native import core
@@ -130,6 +130,7 @@ class Logged(NamedTuple):
     result: Result
     op_end_us: Floats  # [n]
     moves: dict[str, Any]  # columns of core.Replay.moves
+    placed: Ints  # [m] bytes from the device's first address in the last step; -1: nowhere
 
 
 class LoadedTrace(NamedTuple):
@@ -184,12 +185,12 @@ def replay_logged(
     Raises:
         ConfigError, PlanError, OutOfMemoryError, StateError: as `replay_step`.
     """
-    found: list[tuple[Floats, dict[str, Any]]] = []
+    found: list[tuple[Floats, dict[str, Any], Ints]] = []
 
     def run(replay: core.Replay, repeats: int) -> dict[str, Any]:
         replay.run_step(1)  # it is not like the others: nothing came before it
         figures = _until_steady(replay, repeats - 1, replay.run_logged)
-        found.append((replay.op_end_us(), replay.moves()))
+        found.append((replay.op_end_us(), replay.moves(), replay.placed()))
         return figures
 
     result = _replay(step, policy, device, budget, host_budget=host_budget, run=run)
@@ -466,11 +467,13 @@ def _replay(
         )
     policy = registry.make(policy)
     room = max(budget // PAGE_BYTES * PAGE_BYTES, min_budget(step))
-    native = policy.name if policy.name in core.policies() else "planned"
-    replay = core.Replay(_options(native, device, room, host_budget))
+    plan, tensors = _plan(policy, step, device, room)
+    replay = core.Replay(_options(_native_name(policy, plan), device, room, host_budget))
     try:
         replay.set_step(columns_of(step))
-        _install(policy, replay, step, device, room)
+        if plan is not None and plan.trace.large[plan.trace.access_tensor].any():  # else no moves
+            plan = _placed_from(plan, replay.first_address())
+            core.install_plan(lower(plan, lambda t: replay.address(int(tensors[t])), alone=True))
         figures = (run or _until_steady)(replay, repeats)
         peak_host = core.stats()["peak_host_bytes"]
     finally:
@@ -487,39 +490,72 @@ def _replay(
     )
 
 
-def _install(
-    policy: Policy, replay: core.Replay, step: StepTrace, device: DeviceProfile, budget: int
-) -> None:
+def _plan(
+    policy: Policy, step: StepTrace, device: DeviceProfile, budget: int
+) -> tuple[Plan | None, Ints]:
     """Have the policy plan the step as a program's is planned, with its small tensors in segments.
 
-    Raises:
-        ConfigError: the policy makes no plan, and is no native one.
+    Returns:
+        The plan, whose segments are placed from address 0, and the index in the step of each of its
+        tensors that is no segment.
     """
     from ..base.native import core
 
-    if policy.name in core.policies():
-        return
-    tensors = np.arange(step.n_tensors)
-    planned = step
-    if not step.large.all():  # where they are shows in a step
-        replay.run_step(1)
-        replay.run_logged()
-        addresses = replay.moves()["placed"]
-        planned = with_segments(step, addresses)
-        tensors = tensors[step.large | (addresses == 0)]
+    same = np.arange(step.n_tensors)
+    if registry.is_built_in(policy) and policy.name in core.policies():
+        return policy.plan(step, device, budget), same
+    offsets = _small_offsets(step, device, budget)
+    # The first page is left free, because address 0 stands for an unknown one.
+    planned = with_segments(step, np.where(offsets < 0, 0, offsets + PAGE_BYTES))
     plan = policy.plan(planned, device, budget)
-    if plan is None:
-        raise ConfigError(
-            f"the policy {policy.name!r} made no plan for this step, and there is no native policy "
-            "of that name: its plan() must return a Plan to be replayed"
-        )
-    if not registry.is_built_in(policy):
+    if plan is not None and not registry.is_built_in(policy):
         for problem in check(plan):
             _log.warning("the plan of policy %s: %s", policy.name, problem)
-    if plan.trace.place is None:  # the plan is of the step without segments
-        tensors = np.arange(step.n_tensors)
-    if plan.trace.large[plan.trace.access_tensor].any():  # else nothing to plan
-        core.install_plan(lower(plan, lambda t: replay.address(int(tensors[t])), alone=True))
+    if plan is None or plan.trace.place is None:  # it may be of the step without segments
+        return plan, same
+    return plan, np.flatnonzero(offsets < 0)
+
+
+def _small_offsets(step: StepTrace, device: DeviceProfile, budget: int) -> Ints:
+    """Return where each small tensor lies, in bytes from the device's first address; -1: unknown.
+
+    A replay without a plan shows it. A tensor that is elsewhere in the next step counts as unknown,
+    and so do all in a step with updates on the host, whose columns name tensors.
+    """
+    unknown = np.full(step.n_tensors, -1)
+    if step.large.all() or step.updates is not None:
+        return unknown
+    replay = open_step(step, "lru", device, budget)
+    try:
+        replay.run_step(2)
+        before = replay.placed()
+        replay.run_step(1)
+        after = replay.placed()
+    finally:
+        replay.close()
+    return np.where(~step.large & (before == after), after, unknown)
+
+
+def _placed_from(plan: Plan, base: int) -> Plan:
+    """Return the plan with its segments from this address on."""
+    trace = plan.trace
+    if trace.place is None:
+        return plan
+    place = np.where(trace.place > 0, trace.place + base - PAGE_BYTES, 0)
+    return replace(plan, trace=replace(trace, place=place))
+
+
+def _native_name(policy: Policy, plan: Plan | None) -> str:
+    from ..base.native import core
+
+    if plan is not None:
+        return "planned"
+    if policy.name in core.policies():
+        return policy.name
+    raise ConfigError(
+        f"the policy {policy.name!r} made no plan for this step, and there is no native policy of "
+        "that name: its plan() must return a Plan to be replayed"
+    )
 
 
 def _options(policy: str, device: DeviceProfile, budget: int, host_budget: int) -> core.Options:
