@@ -10,7 +10,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -467,12 +467,30 @@ def _replay(
         )
     policy = registry.make(policy)
     room = max(budget // PAGE_BYTES * PAGE_BYTES, min_budget(step))
-    plan, tensors = _plan(policy, step, device, room)
-    replay = core.Replay(_options(_native_name(policy, plan), device, room, host_budget))
+    plan: Plan | None = None
+    tensors = np.arange(step.n_tensors)
+    # As in a program, where small tensors lie shows before the step is planned. The columns of
+    # updates on the host name tensors, which are not put into segments then.
+    native = policy.name in core.policies()
+    in_segments = not (native or step.large.all() or step.updates is not None)
+    if in_segments:
+        ample = 2 * step.peak_bytes + FLOOR_PAGES * PAGE_BYTES
+        options = _options("planned", device, ample, host_budget)
+    else:
+        plan = _plan(policy, step, device, room)
+        options = _options(_native_name(policy, plan), device, room, host_budget)
+    replay = core.Replay(options)
     try:
         replay.set_step(columns_of(step))
+        if in_segments:
+            addresses = _small_addresses(replay, step)
+            plan = _plan(policy, with_segments(step, addresses), device, room)
+            if plan is None:
+                raise _no_plan(policy)
+            if plan.trace.place is not None:  # it may be of the step without segments
+                tensors = tensors[addresses == 0]
+            core.set_budget(room, host_budget)
         if plan is not None and plan.trace.large[plan.trace.access_tensor].any():  # else no moves
-            plan = _placed_from(plan, replay.first_address())
             core.install_plan(lower(plan, lambda t: replay.address(int(tensors[t])), alone=True))
         figures = (run or _until_steady)(replay, repeats)
         peak_host = core.stats()["peak_host_bytes"]
@@ -490,59 +508,19 @@ def _replay(
     )
 
 
-def _plan(
-    policy: Policy, step: StepTrace, device: DeviceProfile, budget: int
-) -> tuple[Plan | None, Ints]:
-    """Have the policy plan the step as a program's is planned, with its small tensors in segments.
+def _small_addresses(replay: core.Replay, step: StepTrace) -> Ints:
+    """Return where the step's small tensors lie; 0: unknown, or no small tensor."""
+    replay.run_step(2)
+    offsets = replay.placed()
+    return np.where(step.large | (offsets < 0), 0, offsets + replay.first_address())
 
-    Returns:
-        The plan, whose segments are placed from address 0, and the index in the step of each of its
-        tensors that is no segment.
-    """
-    from ..base.native import core
 
-    same = np.arange(step.n_tensors)
-    if registry.is_built_in(policy) and policy.name in core.policies():
-        return policy.plan(step, device, budget), same
-    offsets = _small_offsets(step, device, budget)
-    # The first page is left free, because address 0 stands for an unknown one.
-    planned = with_segments(step, np.where(offsets < 0, 0, offsets + PAGE_BYTES))
-    plan = policy.plan(planned, device, budget)
+def _plan(policy: Policy, step: StepTrace, device: DeviceProfile, budget: int) -> Plan | None:
+    plan = policy.plan(step, device, budget)
     if plan is not None and not registry.is_built_in(policy):
         for problem in check(plan):
             _log.warning("the plan of policy %s: %s", policy.name, problem)
-    if plan is None or plan.trace.place is None:  # it may be of the step without segments
-        return plan, same
-    return plan, np.flatnonzero(offsets < 0)
-
-
-def _small_offsets(step: StepTrace, device: DeviceProfile, budget: int) -> Ints:
-    """Return where each small tensor lies, in bytes from the device's first address; -1: unknown.
-
-    A replay without a plan shows it. A tensor that is elsewhere in the next step counts as unknown,
-    and so do all in a step with updates on the host, whose columns name tensors.
-    """
-    unknown = np.full(step.n_tensors, -1)
-    if step.large.all() or step.updates is not None:
-        return unknown
-    replay = open_step(step, "lru", device, budget)
-    try:
-        replay.run_step(2)
-        before = replay.placed()
-        replay.run_step(1)
-        after = replay.placed()
-    finally:
-        replay.close()
-    return np.where(~step.large & (before == after), after, unknown)
-
-
-def _placed_from(plan: Plan, base: int) -> Plan:
-    """Return the plan with its segments from this address on."""
-    trace = plan.trace
-    if trace.place is None:
-        return plan
-    place = np.where(trace.place > 0, trace.place + base - PAGE_BYTES, 0)
-    return replace(plan, trace=replace(trace, place=place))
+    return plan
 
 
 def _native_name(policy: Policy, plan: Plan | None) -> str:
@@ -552,7 +530,11 @@ def _native_name(policy: Policy, plan: Plan | None) -> str:
         return "planned"
     if policy.name in core.policies():
         return policy.name
-    raise ConfigError(
+    raise _no_plan(policy)
+
+
+def _no_plan(policy: Policy) -> ConfigError:
+    return ConfigError(
         f"the policy {policy.name!r} made no plan for this step, and there is no native policy of "
         "that name: its plan() must return a Plan to be replayed"
     )
