@@ -137,6 +137,14 @@ assert found["link"] == f"--link {found['in_beside_out_gb_s']:g},{found['out_bes
 doctor_link.BYTES = 1 << 50
 problem = doctor.examine(measure=True)["link"]["problem"]
 assert "the link is not measured: " in problem, problem
+"""
+    )
+
+
+def test_doctor_measures_no_link_of_managed_memory(program: Program) -> None:
+    program(
+        """
+from umem.cli import doctor
 enable(budget="64MiB")
 assert "umem is on" in doctor.examine(measure=True)["link"]["problem"]
 """

@@ -96,6 +96,18 @@ def test_a_plan_hides_segments_of_small_tensors() -> None:
     assert (planned.plan_misses, planned.faults, planned.prefetched_unused) == (0, 0, 0)
 
 
+def test_a_plan_knows_segments_that_are_made_in_the_step() -> None:
+    """Activations that share no segment, of a forward pass and a backward pass."""
+    n = 16
+    made = [Tensor(1536 << 10, {i: True, 2 * n - 1 - i: False}) for i in range(n)]
+    step = make_step([1000.0] * 2 * n, made)
+    lru, planned = (replay.replay_step(step, name, LINK, 8 * PAGE) for name in ("lru", "auto"))
+    assert planned.bytes_in <= lru.bytes_in
+    assert planned.step_us <= 2000 * n + 30
+    assert lru.step_us > planned.step_us + 100
+    assert (planned.plan_misses, planned.faults, planned.prefetched_unused) == (0, 0, 0)
+
+
 def test_a_plan_hides_all_moves_where_there_is_time_between() -> None:
     """Activations leave after the ops that follow their creation, and return in time."""
     step = step_of(synthetic.chain(6, 2 * PAGE, us=1000.0, steps=2))
