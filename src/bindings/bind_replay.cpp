@@ -135,6 +135,7 @@ py::dict moves_of(Replay& replay) {
   raise_input_error(moves.take_status());
   const soft::MoveColumns& columns = moves.value();
   py::dict result;
+  result["base"] = columns.base;
   result["issued_us"] = array(columns.issued_us);
   result["start_us"] = array(columns.start_us);
   result["end_us"] = array(columns.end_us);
@@ -176,8 +177,8 @@ void bind_replay(py::module_& module) {
            })
       .def("run_logged", [](Replay& self) { run_input([&] { return self.run_logged(); }); })
       .def("moves", &moves_of)
-      .def("placed", [](const Replay& self) { return array(self.placed()); })
-      .def("first_address", [](const Replay&) { return soft::first_address(); })
+      .def("placed",
+           [](const Replay& self) { return array<std::uintptr_t, std::int64_t>(self.placed()); })
       .def("figures", &figures)
       .def("op_end_us",
            [](const Replay& self) {

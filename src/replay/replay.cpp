@@ -103,14 +103,11 @@ Result<soft::MoveColumns> Replay::moves() {
   return all;
 }
 
-std::vector<std::int64_t> Replay::placed() const {
-  std::vector<std::int64_t> offsets;
-  if (!step_) return offsets;
-  const std::uintptr_t base = soft::first_address();
-  for (void* block : step_->placed())
-    offsets.push_back(
-        block ? static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(block) - base) : -1);
-  return offsets;
+std::vector<std::uintptr_t> Replay::placed() const {
+  std::vector<std::uintptr_t> addresses;
+  if (!step_) return addresses;
+  for (void* block : step_->placed()) addresses.push_back(reinterpret_cast<std::uintptr_t>(block));
+  return addresses;
 }
 
 Result<std::uintptr_t> Replay::address(std::size_t tensor) const {

@@ -45,9 +45,8 @@ class Replay {
   // this one come first, with the operation -1, if that step was logged too. It settles the turns
   // of the host's work, which later steps could still change: no step is run after it.
   UMEM_API Result<soft::MoveColumns> moves();
-  // [m] Where each tensor was in the last step, in bytes from the device's first address; -1:
-  // nowhere.
-  UMEM_API std::vector<std::int64_t> placed() const;
+  // [m] The address that each tensor had in the last step, 0 without one.
+  UMEM_API std::vector<std::uintptr_t> placed() const;
   UMEM_API Figures figures() const { return machine_.figures(); }
   UMEM_API Progress progress() const { return {machine_.steps(), events_, seconds_}; }
   // Releases all blocks and closes the device. Idempotent.

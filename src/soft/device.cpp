@@ -298,11 +298,6 @@ void wait() {
   if (g_device) g_device->clock.synchronize(static_cast<cu::CUstream>(nullptr));
 }
 
-std::uintptr_t first_address() {
-  DeviceLock lock;
-  return g_device ? g_device->pager.space().managed(0) : 0;
-}
-
 double now_us() {
   DeviceLock lock;
   return g_device ? g_device->clock.host_us() : 0;

@@ -68,9 +68,6 @@ UMEM_API Result<MoveColumns> take_moves();
 // Fills in when the host works on pages, which settles its turns up to there.
 UMEM_API Status settle_host(MoveColumns& moves);
 
-// The lowest address of managed memory; 0 if no device is open.
-UMEM_API std::uintptr_t first_address();
-
 // The calling program waits for the default stream: host time becomes the stream's.
 UMEM_API void wait();
 // Virtual time in microseconds since `open`.

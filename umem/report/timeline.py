@@ -122,7 +122,8 @@ class Timeline:
 def of(step: StepTrace, device: DeviceProfile, logged: Logged) -> Timeline:
     """Return the timeline of a logged replay of this step."""
     columns = logged.moves
-    placed = np.where(step.large & (logged.placed >= 0), logged.placed // PAGE_BYTES, -1)
+    known = step.large & (logged.placed > 0)
+    placed = np.where(known, (logged.placed - columns["base"]) // PAGE_BYTES, -1)
     moves = _owned(step, placed, columns)
     return Timeline(
         step,

@@ -130,7 +130,7 @@ class Logged(NamedTuple):
     result: Result
     op_end_us: Floats  # [n]
     moves: dict[str, Any]  # columns of core.Replay.moves
-    placed: Ints  # [m] bytes from the device's first address in the last step; -1: nowhere
+    placed: Ints  # [m] the address of each tensor in the last step; 0: it had none
 
 
 class LoadedTrace(NamedTuple):
@@ -511,8 +511,7 @@ def _replay(
 def _small_addresses(replay: core.Replay, step: StepTrace) -> Ints:
     """Return where the step's small tensors lie; 0: unknown, or no small tensor."""
     replay.run_step(2)
-    offsets = replay.placed()
-    return np.where(step.large | (offsets < 0), 0, offsets + replay.first_address())
+    return np.where(step.large, 0, replay.placed())
 
 
 def _plan(policy: Policy, step: StepTrace, device: DeviceProfile, budget: int) -> Plan | None:
