@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import Report, Result, Spread, add_outputs, cases, output_of, results_folder, table
+from policies.other_workloads import volumes
 from policies.training import texts, training
+from policies.workloads import images, unet
 
 from umem.base.units import GIB, MIB, format_bytes
 
@@ -33,15 +35,6 @@ VOCABULARY, CLASSES = 8192, 100
 
 def _texts(make: Callable[[], nn.Module], *shapes: tuple[int, int]) -> Made:
     return training(make, lambda: texts(VOCABULARY, shapes), "float32", "adamw")
-
-
-def _images(make: Callable[[], nn.Module], batch: int, image: int) -> Made:
-    import torch
-
-    def data() -> list[Batch]:
-        return [(torch.randn(batch, 3, image, image), torch.randint(CLASSES, (batch,)))]
-
-    return training(make, data, "float32", "sgd")
 
 
 def _gpt(*shapes: tuple[int, int]) -> Made:
@@ -82,53 +75,25 @@ def _lstm() -> Made:
 def _vit() -> Made:
     from policies.nets import ViT
 
-    return _images(lambda: ViT(64, 4, 512, 8, CLASSES), 32, 64)
+    return images(lambda: ViT(64, 4, 512, 8, CLASSES), 32, 64, classes=CLASSES)
 
 
 def _resnet() -> Made:
     from nets import ResNet50
 
-    return _images(lambda: ResNet50(64, (3, 4, 6, 3), CLASSES), 8, 96)
+    return images(lambda: ResNet50(64, (3, 4, 6, 3), CLASSES), 8, 96, classes=CLASSES)
 
 
 def _vgg() -> Made:
     from nets import VGG16
 
-    return _images(lambda: VGG16(32, 64, CLASSES), 16, 64)
+    return images(lambda: VGG16(32, 64, CLASSES), 16, 64, classes=CLASSES)
 
 
 def _densenet() -> Made:
     from policies.nets import DenseNet
 
-    return _images(lambda: DenseNet(32, (4, 6, 8, 6), CLASSES), 8, 128)
-
-
-def _unet() -> Made:
-    import torch
-    from nets import UNet
-
-    class PerPixel(UNet):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).permute(0, 2, 3, 1)
-
-    def data() -> list[Batch]:
-        return [(torch.randn(4, 3, 128, 128), torch.randint(2, (4, 128, 128)))]
-
-    return training(lambda: PerPixel(32, 4, 2), data, "float32", "sgd")
-
-
-def _volumes() -> Made:
-    import torch
-    from policies.other_nets import VolumeUNet
-
-    class PerVoxel(VolumeUNet):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).permute(0, 2, 3, 4, 1)
-
-    def data() -> list[Batch]:
-        return [(torch.randn(1, 4, 48, 48, 48), torch.randint(4, (1, 48, 48, 48)))]
-
-    return training(lambda: PerVoxel(4, 16, 4, 4), data, "float32", "sgd")
+    return images(lambda: DenseNet(32, (4, 6, 8, 6), CLASSES), 8, 128, classes=CLASSES)
 
 
 PROGRAMS: dict[str, Callable[[], Made]] = {
@@ -141,8 +106,8 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
     "ResNet-50": _resnet,
     "VGG-16": _vgg,
     "DenseNet": _densenet,
-    "U-Net": _unet,
-    "3-D U-Net": _volumes,
+    "U-Net": lambda: unet(4, 128, 32),
+    "3-D U-Net": lambda: volumes(1, 48, 16, 4),
 }
 
 

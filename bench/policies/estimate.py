@@ -51,7 +51,7 @@ NETS = {
     "DenseNet-121": Net(nets._densenet121, 96),
     "Inception-v3": Net(nets._inception, 128),
     "SE-ResNet-101": Net(nets._se_resnet, 64),
-    "U-Net, 512 x 512": Net(partial(nets._unet, image=512), 40),
+    "U-Net, 512 x 512": Net(partial(nets.unet, image=512), 40),
     "BERT base, 512": Net(nets._bert, 64),
     "GPT-2 small, 1024": Net(partial(nets._gpt2, layers=12, dim=768, heads=12), 64),
     "GPT-2 medium, 1024": Net(partial(nets._gpt2, layers=24, dim=1024, heads=16), 64),

@@ -62,7 +62,8 @@ def _gan(batch: int, levels: int) -> Made:
     return nets, step
 
 
-def _volumes(batch: int, side: int) -> Made:
+def volumes(batch: int, side: int, width: int = 32, levels: int = 5) -> Made:
+    """Build the training of a 3-D U-Net that names one of four classes for each voxel."""
     import torch
 
     from policies.other_nets import VolumeUNet
@@ -75,7 +76,7 @@ def _volumes(batch: int, side: int) -> Made:
         shape = (batch, side, side, side)
         return [(torch.randn(batch, 4, *shape[1:]), torch.randint(4, shape))]
 
-    return training(lambda: PerVoxel(4, 32, 5, 4), data, "float32", "sgd")
+    return training(lambda: PerVoxel(4, width, levels, 4), data, "float32", "sgd")
 
 
 def _diffusion(batch: int, image: int, width: int) -> Made:
@@ -175,7 +176,7 @@ OTHERS = (
         lambda: _several([(8, 256), (8, 1024), (8, 512), (8, 768)]),
     ),
     Workload("gan_b512", "DCGAN, 512 x 128 x 128, two optimizers", lambda: _gan(512, 5)),
-    Workload("unet3d_b2_128", "3-D U-Net, 2 x 128^3", lambda: _volumes(2, 128)),
+    Workload("unet3d_b2_128", "3-D U-Net, 2 x 128^3", lambda: volumes(2, 128)),
     Workload("diffusion_b64", "Diffusion U-Net, 64 x 64 x 64", lambda: _diffusion(64, 64, 192)),
     Workload("translation_b32", "Encoder-decoder, 32 x 512", lambda: _translation(32, 512)),
     Workload("experts_b8", "8 blocks of 8 experts, 8 x 1024", lambda: _experts(8, 1024)),

@@ -21,13 +21,19 @@ CLASSES = 1000
 VOCABULARY = 50257
 
 
-def _images(
-    make: Callable[[], nn.Module], batch: int, image: int, *, precision: Precision = "float32"
+def images(
+    make: Callable[[], nn.Module],
+    batch: int,
+    image: int,
+    *,
+    precision: Precision = "float32",
+    classes: int = CLASSES,
 ) -> Made:
+    """Build the training of a network that names one class for each image."""
     import torch
 
     def data() -> list[Batch]:
-        return [(torch.randn(batch, 3, image, image), torch.randint(CLASSES, (batch,)))]
+        return [(torch.randn(batch, 3, image, image), torch.randint(classes, (batch,)))]
 
     return training(make, data, precision, "sgd" if precision == "float32" else "adamw")
 
@@ -35,7 +41,7 @@ def _images(
 def _resnet(batch: int, blocks: tuple[int, ...], image: int = 224) -> Made:
     import nets
 
-    return _images(lambda: nets.ResNet50(64, blocks, CLASSES), batch, image)
+    return images(lambda: nets.ResNet50(64, blocks, CLASSES), batch, image)
 
 
 def _se_resnet(batch: int) -> Made:
@@ -46,28 +52,29 @@ def _se_resnet(batch: int) -> Made:
     def make() -> nn.Module:
         return nets.ResNet50(64, (3, 4, 23, 3), CLASSES, SEBottleneck)
 
-    return _images(make, batch, 224)
+    return images(make, batch, 224)
 
 
 def _vgg16(batch: int) -> Made:
     import nets
 
-    return _images(lambda: nets.VGG16(64, 224, CLASSES), batch, 224)
+    return images(lambda: nets.VGG16(64, 224, CLASSES), batch, 224)
 
 
 def _densenet121(batch: int) -> Made:
     from policies import nets
 
-    return _images(lambda: nets.DenseNet(32, (6, 12, 24, 16), CLASSES), batch, 224)
+    return images(lambda: nets.DenseNet(32, (6, 12, 24, 16), CLASSES), batch, 224)
 
 
 def _inception(batch: int) -> Made:
     from policies import nets
 
-    return _images(lambda: nets.InceptionV3(CLASSES), batch, 299)
+    return images(lambda: nets.InceptionV3(CLASSES), batch, 299)
 
 
-def _unet(batch: int, image: int) -> Made:
+def unet(batch: int, image: int, width: int = 64) -> Made:
+    """Build the training of a U-Net that names one of two classes for each pixel."""
     import nets
     import torch
 
@@ -78,7 +85,7 @@ def _unet(batch: int, image: int) -> Made:
     def data() -> list[Batch]:
         return [(torch.randn(batch, 3, image, image), torch.randint(2, (batch, image, image)))]
 
-    return training(lambda: PerPixel(64, 4, 2), data, "float32", "sgd")
+    return training(lambda: PerPixel(width, 4, 2), data, "float32", "sgd")
 
 
 def _vit(batch: int, layers: int, dim: int, heads: int) -> Made:
@@ -87,7 +94,7 @@ def _vit(batch: int, layers: int, dim: int, heads: int) -> Made:
     def make() -> nn.Module:
         return nets.ViT(224, layers, dim, heads, CLASSES)
 
-    return _images(make, batch, 224, precision="bfloat16")
+    return images(make, batch, 224, precision="bfloat16")
 
 
 def _bert(batch: int, context: int = 512) -> Made:
@@ -164,7 +171,7 @@ _ALL = (
     Workload("densenet121_b96", "DenseNet-121, batch 96", lambda: _densenet121(96), 11.8),
     Workload("inception3_b128", "Inception-v3, batch 128", lambda: _inception(128)),
     Workload("se_resnet101_b64", "SE-ResNet-101, batch 64", lambda: _se_resnet(64)),
-    Workload("unet_b8_512", "U-Net, 8 x 512 x 512", lambda: _unet(8, 512), 11.5),
+    Workload("unet_b8_512", "U-Net, 8 x 512 x 512", lambda: unet(8, 512), 11.5),
     Workload("bert_base_b64", "BERT base, 64 x 512", lambda: _bert(64), 33.2),
     Workload("gpt2_small_b8", "GPT-2 small, 8 x 1024", lambda: _gpt2(8, 12, 768, 12)),
     Workload("gpt2_medium_b8", "GPT-2 medium, 8 x 1024", lambda: _gpt2(8, 24, 1024, 16), 18.3),
