@@ -58,6 +58,7 @@ STREAM = Rule("bench/streaming.py runs it; minutes", nightly=True)
 # By page and the beginning of the block's first line.
 RULES = {
     ("README.md", "$ python3 -m venv .venv && . .venv/bin/activate"): INSTALLS,
+    ("README.md", "$ umem run --backing mapped train.py"): Rule("needs a GPU"),
     ("docs/compile.md", "$ python examples/compiled_gpt.py"): Rule(
         "compiles for minutes; tests/integration/test_compiled.py runs it"
     ),
