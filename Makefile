@@ -14,12 +14,12 @@ endif
 # hundreds, and torch's modules take seconds.
 export PYTHONDONTWRITEBYTECODE :=
 # Twice as many as cores: a test often waits for a process that it started.
-# A worker that crashed is not replaced: xdist's schedule may then wait for ever.
+# A worker that crashed is not replaced: xdist's schedule may then hang.
 PARALLEL = -n $$((2 * $(JOBS))) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 BIN := $(VENV)/bin
 BUILD_BIN := $(BUILD_VENV)/bin
-# What is imported is compiled then; all of torch would take 15 s.
+# Modules are compiled when they are imported; all of torch would take 15 s.
 INSTALL := install --disable-pip-version-check --no-compile
 PIP := $(BIN)/python -m pip
 BUILD_PIP := $(BUILD_BIN)/python -m pip
@@ -34,7 +34,7 @@ DEPENDENCIES := $(VENV)/.dependencies
 INSTALLED := $(VENV)/.installed
 BUILT := $(VENV)/.built
 PLATLIB := -c 'import sysconfig; print(sysconfig.get_path("platlib"))'
-# Of the installed umem, into its folder, unless it is there; not of the tree.
+# The installed umem, not the tree, builds its extension into its own folder, unless it is there.
 BUILD_EXTENSION := python -I -c \
 	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
 
@@ -65,7 +65,7 @@ test-random: $(INSTALLED)
 			-p "no:cacheprovider" --randomly-seed=$$seed --hypothesis-seed=$$seed $(PYTEST_ARGS) || exit 1; \
 	done
 
-# What takes longer than CI may: three times the examples of each property, trainings with more
+# Tests that take longer than CI may: three times the examples of each property, trainings with more
 # seeds, random inputs, and the packages.
 nightly:
 	$(MAKE) test PYTEST_ARGS='--hypothesis-profile=nightly'
@@ -151,7 +151,7 @@ test-perfetto: $(INSTALLED)
 	PERFETTO_UI='$(abspath $(PERFETTO_UI))' $(BIN)/python -m pytest \
 		tests/integration/test_trace_processor.py $(PYTEST_ARGS)
 
-# What touches torch's own interfaces, in two minutes.
+# The tests of torch's own interfaces, in two minutes.
 OLDEST = CUDA_VENV='$(CUDA_VENV)-oldest' CUDA_TORCH='torch===2.11.0'
 test-cuda-oldest:
 	$(MAKE) test-cuda $(OLDEST) CUDA_TESTS=' \
@@ -160,7 +160,7 @@ test-cuda-oldest:
 		tests/gpu/test_out_of_memory.py tests/softcuda/test_torch_on_softcuda.py \
 		"tests/gpu/test_numbers.py::test_equal_bits_at_every_budget[gpt-auto]"'
 
-# What torch depends on, but for NVIDIA's libraries and triton: they are 3 GB, and unused here. Then
+# Torch's dependencies, but for NVIDIA's libraries and triton: they are 3 GB, and unused here. Then
 # the other frameworks: CuPy is 70 MB, the rest 15 MB.
 $(CUDA_VENV)/.dependencies:
 	$(PYTHON) -m venv $(CUDA_VENV)
@@ -233,7 +233,7 @@ $(DOCS_VENV)/.dependencies: docs/requirements.txt
 
 install: $(INSTALLED)
 
-# All that tests need. What the two CUDA environments share is built before the second begins.
+# All that tests need; the second CUDA environment waits for the parts that both share.
 setup: $(INSTALLED) $(CUDA_VENV)/.installed $(WHEEL)/.built $(DRIVER)/.built
 	$(MAKE) $(OLDEST) '$(CUDA_VENV)-oldest/.installed'
 

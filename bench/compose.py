@@ -122,9 +122,9 @@ def report(rows: Sequence[Row], rounds: int, course: trial.Course) -> Report:
     page.sections = [
         "## Programs",
         "",
-        f"Of a step from the {trial.FIRST + 1}th on: peak of live bytes alone, and of resident "
-        "bytes with umem; processor time of all threads alone, and with umem over that; the least "
-        "share of operators that went by a plan.",
+        f"The first {trial.FIRST} steps do not count. Peak of live bytes alone, and of resident "
+        "bytes with umem; processor time of a step, all threads, alone, and with umem over that; "
+        "the least share of operators that followed a plan.",
         "",
         *table(head, map(_cells, rows)),
     ]

@@ -124,9 +124,10 @@ def _lines(rows: list[dict[str, Any]], config: Config, notes: list[str]) -> list
         "faults",
     )  # fmt: skip
     text = (
-        f"Of one rank and step, from step {trial.SETTLED} on: until then a plan and its spare one "
-        f"are tried. {config.blocks} blocks of width {model.WIDTH}, float32, AdamW. The bounds are "
-        "of the recorded step, in and both ways; '-' where one op needs more than the budget."
+        f"Figures are those of one rank and step. Steps before {trial.SETTLED} do not count: they "
+        f"try a plan and its spare one. {config.blocks} blocks of width {model.WIDTH}, float32, "
+        "AdamW. The bounds are of the recorded step, in and both ways; '-' where one op needs more "
+        "than the budget."
     )
     return [text, "", *table(header, map(_cells, rows)), *(f"{note}\n" for note in notes)]
 

@@ -305,7 +305,7 @@ MUTANTS = (
         "~one.used);", "one.used);",
     ),
     Mutant(
-        "what the plan keeps goes as the rest does", "policy/planned.cpp",
+        "units that the plan keeps leave like the rest", "policy/planned.cpp",
         "if (active_->keep[static_cast<std::size_t>(tensor)]) return Class::kKept;", "",
     ),
     Mutant(

@@ -137,11 +137,11 @@ class LayoutStatus(TypedDict):
 class PlanStatus(TypedDict):
     plans: list[int]  # their numbers
     active: int  # the number of the plan that acts; 0: none
-    complete: int  # of the one that the last step went by; 0: none
+    complete: int  # the number of the plan that the last step followed; 0: none
     hits: int  # of the last step
     misses: int
 
-# Of what may leave: id, bytes, tag, family, last use, whether it is a page of small blocks.
+# A unit that may leave: id, bytes, tag, family, last use, whether it is a page of small blocks.
 Candidate = tuple[int, int, str, str, int, bool]
 # (candidates, resident bytes, budget bytes, bytes that have to leave) -> ids
 Advisor = Callable[[list[Candidate], int, int, int], Iterable[int]]

@@ -1,4 +1,4 @@
-"""What single calls cost their caller, and what they make others wait for.
+"""The costs of single calls for their caller, and the waits that they cause.
 
 Bounds on the engine: how far libcuda defers a prefetch behind a kernel, how many of its threads
 work those off, which calls wait for a way out that is under way, and what compute loses.

@@ -1,4 +1,4 @@
-"""Where contents stay: discards, read-mostly copies, page faults, and memory in use."""
+"""Tests of contents: discards, read-mostly copies, page faults, and memory in use."""
 
 from __future__ import annotations
 

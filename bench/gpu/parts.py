@@ -66,7 +66,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Bench:
-    """What the process of a part has; `cache` is where umem's extension for torch is kept."""
+    """The objects of a part's process; umem's extension for torch is kept in `cache`."""
 
     part: Part
     record: Record

@@ -1,4 +1,4 @@
-"""What bounds a part, time and managed memory; its results, in a file written after each item."""
+"""The limits of a part, time and managed memory, and its results, written after each item."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Engine {
   // brings in those that are away.
   void begin_use(const RangeId* ids, std::size_t count, cu::CUstream stream);
   // Call it after the op: unpins the units and marks them as used now. `inner`: another op of this
-  // thread goes on, and may use what this one allocated.
+  // thread continues, and may use what this one allocated.
   void end_use(const RangeId* ids, std::size_t count, cu::CUstream stream, bool inner = false);
   // The op around an inner op has ended, which had left the unit that was born then: nothing uses
   // it unseen any more, unless it is a workspace.

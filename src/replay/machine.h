@@ -1,5 +1,5 @@
 // The runtime as a program would drive it: blocks, ops and steps on a software device in virtual
-// time. What is played from a step's columns (step_player.h) ends here.
+// time. The player of a step's columns (step_player.h) calls it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace umem::replay {
 
-// Of one step. Times are virtual microseconds; bytes and counts as in runtime/stats.def.
+// Figures of a step. Times are virtual microseconds; bytes and counts as in runtime/stats.def.
 struct Figures {
   double step_us = 0;
   double compute_us = 0;  // of the ops themselves

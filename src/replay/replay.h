@@ -34,10 +34,10 @@ class Replay {
   // out of memory where the runtime refuses an allocation. Nothing but `close` is possible then.
   UMEM_API Status set_step(StepColumns columns);
   UMEM_API Status run_step(std::uint64_t repeats);
-  // Of a tensor of the step that is alive now; 0 where it is not.
+  // The address of a tensor of the step; 0 if the tensor is not alive now.
   UMEM_API Result<std::uintptr_t> address(std::size_t tensor) const;
 
-  // Of the last step run: [n] when each op was over, in µs since the step began; empty before.
+  // [n] The end of each op in the last step run, in µs since the step began; empty before.
   UMEM_API const std::vector<double>& op_end_us() const;
   // As `run_step(1)`, with a log of what happens to pages.
   UMEM_API Status run_logged();

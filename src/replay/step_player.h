@@ -26,10 +26,10 @@ struct StepColumns {
   // An access is of bytes `begin` to `end` of its tensor, as often as it is named; of all of them
   // where it is not. Ascending by access.
   std::vector<std::int64_t> part_access, part_begin, part_end;
-  // What the host updates: a parameter, by a gradient that is freed once it has left.
+  // Updates on the host: a parameter, by a gradient that is freed once it has left.
   std::vector<std::int64_t> update_parameter, update_gradient;  // [updates] tensors
   std::vector<double> update_us;                                // [updates]
-  // Of the ops, by number; none has a name if `op_name` is empty.
+  // The names of ops, by number; no op has one if `op_name` is empty.
   std::vector<std::string> names;
   std::vector<std::int64_t> op_name;  // [n]
 

@@ -38,7 +38,7 @@ struct OpUse {
   const RangeId* ids;
   std::size_t count, inputs;
   std::int64_t name = 0;  // hash of the op's name
-  bool inner = false;     // an op around it goes on
+  bool inner = false;     // an op around it is still running
 };
 
 }  // namespace umem::residency

@@ -199,7 +199,7 @@ void op_begin(Op* op, const Input* inputs, std::size_t count) noexcept {
   if (recorded) op->trace.begin();
 }
 
-// True if an operator of this thread goes on, not only a range of the program.
+// True if an operator of this thread is running, not only a range of the program.
 static bool within_an_op() {
   for (const Op* op = t_op; op; op = op->parent)
     if (!op->scope_marker) return true;
@@ -228,7 +228,7 @@ static void tag_exchanged(residency::Ledger& ledger, const residency::OpUse& use
   }
 }
 
-// A block that an inner op left, and that the op around it may go on to use unseen.
+// A block that an inner op left, and that the op around it may still use unseen.
 struct Left {
   int ordinal;
   RangeId id;

@@ -1,5 +1,5 @@
 // The transfers between frames and the file of evicted pages, on threads of their own, and the
-// frames, which a transfer may hold while the program goes on.
+// frames, which a transfer may hold while the program runs.
 //
 // A frame that is being written is given back once the page is on disk, so evictions need frames
 // beyond the device's (`staging`). A page that is wanted while its write waits never leaves its

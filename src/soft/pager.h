@@ -3,7 +3,7 @@
 // used pages by their last allocation or migration (not by access). Pages that system calls access
 // follow, as long as they leave half of the frames to others.
 //
-// With a disk, evicted pages live in its file instead of the host store, and moves go on in the
+// With a disk, evicted pages live in its file instead of the host store, and moves continue in the
 // background: a page that leaves keeps its frame until it is written, and one that comes is mapped
 // when work needs it. Nothing is used in the host store then, whose memory would be in addition to
 // the frames; only pages that system calls access while others need their frames are there.
@@ -128,7 +128,7 @@ class Pager {
   void note_held();
   void touched(std::size_t index) { pages_[index].untouched = false; }
 
-  // Pages come from a disk while the program goes on. `arrive` waits for those that were asked for
+  // Pages come from a disk while the program runs. `arrive` waits for those that were asked for
   // until a ticket was the last, and maps them, so that work after it does not fault.
   std::uint32_t last_ticket() const { return last_ticket_; }
   void arrive(std::uint32_t ticket);

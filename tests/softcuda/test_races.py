@@ -96,7 +96,7 @@ ORDERS = {
 }
 NO_ORDERS = {
     "nothing": "pass",
-    "an event that nobody waits for": "record(event, a)",
+    "an event without a wait": "record(event, a)",
     "an event of another stream": "record(event, c); wait(b, event)",
     "an event never recorded": "wait(b, event)",
     "a wait of another stream": "record(event, a); wait(c, event)",

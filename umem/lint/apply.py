@@ -103,8 +103,8 @@ def check(make: Callable[[], object], findings: Sequence[Finding]) -> Checked:
     """Run a program with real tensors, unchanged and with the safe changes; compare all bits.
 
     Args:
-        make: returns the program with its model, see `entry.program`; it is called again for each
-            run and must give the same program each time, for a fixed seed.
+        make: returns the program with its model, see `capture.program.program`; it is called again
+            for each run and must give the same program each time, for a fixed seed.
         findings: of this program.
 
     Raises:

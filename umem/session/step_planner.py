@@ -238,7 +238,7 @@ def _follower(settings: Settings) -> AutoBudget | None:
 def _open(settings: Settings, path: Path) -> TraceFile | None:
     """Open the trace; if the disk is full or the file is another's, warn and return None.
 
-    The program needs no trace, so it goes on.
+    The program needs no trace, so it continues.
 
     Raises:
         ConfigError: the file cannot be written for another reason.

@@ -124,9 +124,9 @@ class Turn(OfOptimizer):
         """Return the error for the call `what`."""
         name = type(self._optimizer).__name__
         return StateError(
-            f"{what} was called in the middle of an operation of the same {name}, as by a signal "
-            "handler or a hook; nothing was changed. Let the handler set a flag, and call it "
-            "between two steps"
+            f"{what} was called in the middle of an operation of the same {name}, for example by "
+            "a signal handler or a hook; nothing was changed. Let the handler set a flag, and call "
+            "it between two steps"
         )
 
 

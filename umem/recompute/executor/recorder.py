@@ -220,7 +220,7 @@ class StepRecorder(Tracer):
     def _noting(self, note: Callable[..., T], *given: Any) -> T | None:
         """Return `note(*given)`, or None once the record has ended or inside of umem's own ops.
 
-        An error in umem's bookkeeping ends the record. One of a signal handler goes on.
+        An error in umem's bookkeeping ends the record. One of a signal handler is raised.
         """
         if self._ended or self._aside_depth:
             return None
