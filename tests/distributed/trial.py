@@ -121,6 +121,7 @@ class Course(NamedTuple):
 
     steps: int = STEPS
     batch: int = model.BATCH
+    length: int = model.LENGTH
     says_steps: bool = False  # by `umem.step()`, for programs of which umem can only guess them
     bounds: bool = False  # each rank bounds the bytes of its planned step, by `support.bounds_lp`
 
@@ -191,7 +192,7 @@ def _work(
     result: Rank,
 ) -> None:
     torch.set_num_threads(1)
-    model.BATCH = course.batch  # of this process, which runs one program
+    model.BATCH, model.LENGTH = course.batch, course.length  # of this process: one program
     if enable is not None:
         import umem
 
