@@ -39,7 +39,7 @@ import umem  # noqa: E402
 from umem.recompute.executor import saved_hooks  # noqa: E402
 from umem.recompute.executor.choose import LIVE_MODES  # noqa: E402
 
-WIDTH, BATCH, STEPS = 256, 2048, 4  # an activation has 2 MiB, the least that is dropped
+WIDTH, BATCH, STEPS = 64, 8192, 4  # an activation has 2 MiB, the least that is dropped
 Events = list[Any]
 
 
