@@ -29,8 +29,7 @@ PLANNED = 3  # steps follow a plan from this iteration
 LEAST = 8 * MIB  # a budget
 # Others, and test_dataloader.py, have what is special about them too.
 SLOW = ("accumulate4", "bf16", "bf16_scaler_clip", "loader_spawn", "clip", "scaler_skips")
-# They have few tokens: a CPU without instructions for bfloat16 takes a hundred times as long as with
-# float32.
+# Few tokens: a CPU without instructions for bfloat16 takes a hundred times as long as with float32.
 BFLOAT16 = ("bf16", "bf16_scaler_clip", "together", "scaler_skips")
 # The peak of live bytes in a step.
 PEAK_MIB = {
