@@ -1,0 +1,189 @@
+"""Coverage of the tests at commits: ``python bench/covered.py e4299fc HEAD``.
+
+Each commit is built in a clone of its own, with counters in the native code, and runs the tests of
+`make test` under coverage.py, which follows the processes that tests start. Sanitizers are left
+out, because they build other binaries, and so are tests that need a CUDA build of torch. Counters
+triple the time of some tests, and a few that compare times may fail; the report has their names.
+Writes bench/results/covered_<hardware>_<date>.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import Report, Result, Spread, add_outputs, cases, results_folder, table
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = """\
+[run]
+branch = true
+parallel = true
+source_pkgs = umem
+data_file = {data}/counts
+patch = subprocess, _exit
+disable_warnings = no-data-collected, module-not-measured, couldnt-parse, module-not-imported
+[report]
+ignore_errors = true
+[paths]
+umem =
+    {clone}/umem
+    */site-packages/umem
+"""
+LEFT_OUT = ("tests/native/test_sanitizers.py", "tests/softcuda", "tests/gpu")
+KINDS = ("lines", "branches")
+
+
+def run(
+    folder: Path, *command: str, check: bool = True, settings: Mapping[str, str] | None = None
+) -> str:
+    """Run a command in a folder; return its output. A failure ends the bench if it is checked."""
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **(settings or {})}, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    if check and done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed in {folder}:\n{done.stdout[-2000:]}")
+    return done.stdout
+
+
+def prepare(commit: str, clone: Path) -> None:
+    """Clone a commit and build it with counters, which are exact in several threads."""
+    run(ROOT, "git", "clone", "-q", str(ROOT), str(clone))
+    run(clone, "git", "checkout", "-q", commit)
+    places = [f"VENV={clone}/.venv", f"BUILD_VENV={clone}/.venv-build"]
+    flags = {"CXXFLAGS": "--coverage -fprofile-update=atomic", "LDFLAGS": "--coverage"}
+    run(clone, "make", *places, f"{clone}/.venv/.installed", settings=flags)
+    run(
+        clone, ".venv/bin/python", "-m", "pip", "install", "-q", "coverage", "gcovr", "pytest-xdist"
+    )
+
+
+def counts_of(clone: Path) -> Path:
+    """Return the folder of a clone's counts."""
+    return clone.with_name(f"{clone.name}-counts")
+
+
+def count(clone: Path, workers: int, tests: Sequence[str]) -> None:
+    """Run the tests in a clone; the log, counts and summaries stay beside it."""
+    data = counts_of(clone)
+    data.mkdir()
+    (data / "settings").write_text(SETTINGS.format(data=data, clone=clone))
+    words = ["-q", "-p", "no:cacheprovider", "-n", str(workers), "--dist", "loadfile"]
+    words += ["--no-loadscope-reorder", *(f"--ignore={each}" for each in LEFT_OUT), *tests]
+    settings = {"COVERAGE_RCFILE": str(data / "settings")}
+    python = (".venv/bin/python", "-m")
+    log = run(
+        clone, *python, "coverage", "run", "-m", "pytest", *words, check=False, settings=settings
+    )
+    (data / "log").write_text(log)
+    run(clone, *python, "coverage", "combine", "-q", check=False, settings=settings)
+    run(
+        clone, *python, "coverage", "json", "-q", "-o", str(data / "python.json"), settings=settings
+    )
+    run(
+        clone, ".venv/bin/gcovr", "--root", ".", "--object-directory", "build", "--filter", "src/",
+        "--exclude-throw-branches", "--gcov-ignore-parse-errors", "all", "--gcov-ignore-errors", "all",
+        "--json-summary", str(data / "native.json"),
+    )  # fmt: skip
+
+
+def files_of(clone: Path) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield each file of umem/ and src/ with its numbers of lines and branches, all and covered."""
+    for name, file in json.loads((counts_of(clone) / "python.json").read_text())["files"].items():
+        numbers = file["summary"]
+        yield name, {
+            "lines": numbers["num_statements"], "lines covered": numbers["covered_lines"],
+            "branches": numbers["num_branches"], "branches covered": numbers["covered_branches"],
+        }  # fmt: skip
+    for file in json.loads((counts_of(clone) / "native.json").read_text())["files"]:
+        yield file["filename"], {
+            "lines": file["line_total"], "lines covered": file["line_covered"],
+            "branches": file["branch_total"], "branches covered": file["branch_covered"],
+        }  # fmt: skip
+
+
+def sums(clone: Path) -> dict[str, dict[str, int]]:
+    """Return the numbers of both trees, and of each of their rooms."""
+    found: dict[str, Counter[str]] = {}
+    for place, numbers in files_of(clone):
+        top, room, *_ = place.split("/")
+        for group in (top, f"{top}/{room}"):
+            found.setdefault(group, Counter()).update(numbers)
+    return {group: dict(numbers) for group, numbers in sorted(found.items())}
+
+
+def share(numbers: dict[str, int], kind: str) -> float:
+    """Return the covered percentage of lines or branches."""
+    return 100 * numbers[f"{kind} covered"] / (numbers[kind] or 1)
+
+
+def measured(commit: str, clone: Path, workers: int, tests: Sequence[str]) -> dict[str, Any]:
+    """Measure a commit in this clone, or read the measurement that is there."""
+    if not clone.exists():
+        prepare(commit, clone)
+    if not (counts_of(clone) / "native.json").exists():
+        count(clone, workers, tests)
+    log = (counts_of(clone) / "log").read_text().splitlines()
+    failed = [line.split(" - ")[0] for line in log if line.startswith(("FAILED", "ERROR"))]
+    end = next((line for line in reversed(log) if re.search(r"\d passed", line)), "")
+    return {"commit": commit, "tests": end.strip("= "), "failed": failed, "sums": sums(clone)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_outputs(parser)
+    parser.add_argument("commits", nargs="*", default=["HEAD"], help="two at most (default: HEAD)")
+    parser.add_argument("--workers", type=int, default=3, help="files of tests at a time")
+    parser.add_argument("--tests", nargs="+", default=[], help="all (default), or these")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build" / "covered",
+        help="of the clones; a commit that was measured there is not measured again",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    folder = results_folder(parser, options)
+    tests = ["tests/unit/test_units.py"] if options.smoke else options.tests
+    whole = [run(ROOT, "git", "rev-parse", commit).strip() for commit in options.commits]
+    rows = []
+    with cases(len(whole)) as advance:
+        for commit in whole:
+            clone = (options.folder / commit[:12]).resolve()
+            rows.append(measured(commit, clone, options.workers, tests))
+            advance(1)
+    report = Report("covered", {"workers": options.workers, "tests": " ".join(tests) or "all"})
+    for row in rows:
+        name = row["commit"][:12]
+        report.sections += [f"{name}: {row['tests']}", "", *(f"- {it}" for it in row["failed"]), ""]
+        report.results += [
+            Result(f"{tree}/, {kind}, {name}", Spread.of([share(row["sums"][tree], kind)]), "%",
+                   note=f"of {row['sums'][tree][kind]}")
+            for tree in ("umem", "src")
+            for kind in KINDS
+        ]  # fmt: skip
+    groups = sorted({group for row in rows for group in row["sums"] if "/" in group})
+    header = ["", *(f"{row['commit'][:12]}: {kind}" for row in rows for kind in KINDS)]
+    report.sections += table(
+        header,
+        [
+            [group] + [f"{share(row['sums'][group], kind):.1f}" if group in row["sums"] else "-"
+                       for row in rows for kind in KINDS]
+            for group in groups
+        ],
+    )  # fmt: skip
+    report.details["rows"] = rows
+    report.versions |= dict(zip(("before", "after"), whole[-2:], strict=False))
+    print(report.markdown())
+    if folder is not None:
+        report.write(folder)
+
+
+if __name__ == "__main__":
+    main()
