@@ -90,7 +90,8 @@ def count(clone: Path, workers: int, tests: Sequence[str]) -> None:
     )
     run(
         clone, ".venv/bin/gcovr", "--root", ".", "--object-directory", "build", "--filter", "src/",
-        "--exclude-throw-branches", "--gcov-ignore-parse-errors", "all", "--gcov-ignore-errors", "all",
+        "--exclude-throw-branches",
+        "--gcov-ignore-parse-errors", "all", "--gcov-ignore-errors", "all",
         "--json-summary", str(data / "native.json"),
     )  # fmt: skip
 
