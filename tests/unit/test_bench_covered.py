@@ -1,0 +1,69 @@
+"""bench/covered.py over counts that are there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.benches import imports
+
+LOG = """\
+....F                                                                    [100%]
+FAILED tests/unit/test_a.py::test_it - AssertionError: 2 > 1
+===== 1 failed, 4 passed, 2 skipped in 3.00s =====
+"""
+
+
+@pytest.fixture
+def covered(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for module in imports(monkeypatch, "covered"):
+        yield module("covered")
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A commit whose tests ran."""
+    counts = tmp_path / "c0ffee-counts"
+    counts.mkdir()
+    (tmp_path / "c0ffee").mkdir()
+    (counts / "log").write_text(LOG)
+    of_python = {
+        name: {"summary": dict(zip(("num_statements", "covered_lines", "num_branches",
+                                    "covered_branches"), numbers, strict=True))}
+        for name, numbers in {
+            "umem/base/a.py": (10, 9, 4, 3),
+            "umem/base/b.py": (10, 10, 0, 0),
+            "umem/c.py": (5, 0, 2, 0),
+        }.items()
+    }  # fmt: skip
+    (counts / "python.json").write_text(json.dumps({"files": of_python}))
+    of_native = [
+        {"filename": "src/arena/arena.cpp", "line_total": 8, "line_covered": 6, "branch_total": 4,
+         "branch_covered": 1}
+    ]  # fmt: skip
+    (counts / "native.json").write_text(json.dumps({"files": of_native}))
+    return tmp_path / "c0ffee"
+
+
+def test_files_are_added_up_by_tree_and_by_room(covered: Any, clone: Path) -> None:
+    sums = covered.sums(clone)
+    assert sorted(sums) == ["src", "src/arena", "umem", "umem/base", "umem/c.py"]
+    assert covered.share(sums["umem"], "lines") == 100 * 19 / 25
+    assert covered.share(sums["umem/base"], "branches") == 75
+    assert covered.share(sums["src"], "branches") == 25
+
+
+def test_a_measured_commit_is_not_measured_again_and_failures_are_named(
+    covered: Any, clone: Path
+) -> None:
+    row = covered.measured("c0ffee", clone, 1, [])
+    assert row["tests"] == "1 failed, 4 passed, 2 skipped in 3.00s"
+    assert row["failed"] == ["FAILED tests/unit/test_a.py::test_it"]
+
+
+def test_a_command_that_fails_ends_the_bench_with_its_output(covered: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no such"):
+        covered.run(tmp_path, "sh", "-c", "echo no such; exit 3")
+    assert covered.run(tmp_path, "sh", "-c", "echo no such; exit 3", check=False) == "no such\n"
