@@ -28,7 +28,7 @@ branch = true
 parallel = true
 source_pkgs = umem
 data_file = {data}/counts
-patch = subprocess, _exit
+patch = subprocess, _exit, fork
 disable_warnings = no-data-collected, module-not-measured, couldnt-parse, module-not-imported
 [report]
 ignore_errors = true
@@ -55,9 +55,14 @@ def run(
 
 
 def prepare(commit: str, clone: Path) -> None:
-    """Clone a commit and build it with counters, which are exact in several threads."""
+    """Clone a commit and build it with counters, which are exact in several threads.
+
+    Each source is a unit: a process that is killed while it writes a unit's counts spoils them.
+    """
     run(ROOT, "git", "clone", "-q", str(ROOT), str(clone))
     run(clone, "git", "checkout", "-q", commit)
+    build = clone / "CMakeLists.txt"
+    build.write_text(build.read_text().replace("UNITY_BUILD ON", "UNITY_BUILD OFF"))
     places = [f"VENV={clone}/.venv", f"BUILD_VENV={clone}/.venv-build"]
     flags = {"CXXFLAGS": "--coverage -fprofile-update=atomic", "LDFLAGS": "--coverage"}
     run(clone, "make", *places, f"{clone}/.venv/.installed", settings=flags)
@@ -78,7 +83,7 @@ def count(clone: Path, workers: int, tests: Sequence[str]) -> None:
     (data / "settings").write_text(SETTINGS.format(data=data, clone=clone))
     words = ["-q", "-p", "no:cacheprovider", "-n", str(workers), "--dist", "loadfile"]
     words += ["--no-loadscope-reorder", *(f"--ignore={each}" for each in LEFT_OUT), *tests]
-    settings = {"COVERAGE_RCFILE": str(data / "settings")}
+    settings = {"COVERAGE_RCFILE": str(data / "settings"), "GCOV_ERROR_FILE": str(data / "gcov")}
     python = (".venv/bin/python", "-m")
     log = run(
         clone, *python, "coverage", "run", "-m", "pytest", *words, check=False, settings=settings
