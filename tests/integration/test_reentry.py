@@ -54,11 +54,12 @@ class AtLine:
         self.where = ""
 
     def __enter__(self) -> AtLine:
+        self._before = sys.gettrace()  # of coverage or a debugger
         sys.settrace(self._called)
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
+        sys.settrace(self._before)
 
     def _called(self, frame: FrameType, _event: str, _arg: object) -> Any:
         return self._line if frame.f_code.co_filename.startswith(self.folder) else None
