@@ -36,6 +36,7 @@ def clone(tmp_path: Path) -> Path:
             "umem/base/a.py": (10, 9, 4, 3),
             "umem/base/b.py": (10, 10, 0, 0),
             "umem/c.py": (5, 0, 2, 0),
+            "/elsewhere/umem/d.py": (7, 0, 0, 0),
         }.items()
     }  # fmt: skip
     (counts / "python.json").write_text(json.dumps({"files": of_python}))
