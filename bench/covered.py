@@ -3,7 +3,7 @@
 Each commit is built in a clone of its own, with counters in the native code, and runs the tests of
 `make test` under coverage.py, which follows the processes that tests start. Sanitizers are left
 out, because they build other binaries, and so are tests that need a CUDA build of torch. Counters
-triple the time of some tests, and a few that compare times may fail; the report has their names.
+slow tests down, and a few that compare times may fail; the report has their names.
 Writes bench/results/covered_<hardware>_<date>.{json,md}.
 """
 
@@ -13,13 +13,23 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import Report, Result, Spread, add_outputs, cases, results_folder, table
+from harness import (
+    Report,
+    Result,
+    Spread,
+    add_outputs,
+    cases,
+    output_of,
+    results_folder,
+    table,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = """\
@@ -41,34 +51,21 @@ LEFT_OUT = ("tests/native/test_sanitizers.py", "tests/softcuda", "tests/gpu")
 KINDS = ("lines", "branches")
 
 
-def run(
-    folder: Path, *command: str, check: bool = True, settings: Mapping[str, str] | None = None
-) -> str:
-    """Run a command in a folder; return its output. A failure ends the bench if it is checked."""
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **(settings or {})}, text=True, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    if check and done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed in {folder}:\n{done.stdout[-2000:]}")
-    return done.stdout
-
-
 def prepare(commit: str, clone: Path) -> None:
     """Clone a commit and build it with counters, which are exact in several threads.
 
     Each source is a unit: a process that is killed while it writes a unit's counts spoils them.
     """
-    run(ROOT, "git", "clone", "-q", str(ROOT), str(clone))
-    run(clone, "git", "checkout", "-q", commit)
+    output_of(["git", "clone", "-q", str(ROOT), str(clone)])
+    output_of(["git", "checkout", "-q", commit], cwd=clone)
     build = clone / "CMakeLists.txt"
     build.write_text(build.read_text().replace("UNITY_BUILD ON", "UNITY_BUILD OFF"))
     places = [f"VENV={clone}/.venv", f"BUILD_VENV={clone}/.venv-build"]
     flags = {"CXXFLAGS": "--coverage -fprofile-update=atomic", "LDFLAGS": "--coverage"}
-    run(clone, "make", *places, f"{clone}/.venv/.installed", settings=flags)
-    run(
-        clone, ".venv/bin/python", "-m", "pip", "install", "-q", "coverage", "gcovr", "pytest-xdist"
-    )
+    make = ["make", *places, f"{clone}/.venv/.installed"]
+    output_of(make, cwd=clone, env={**os.environ, **flags})
+    tools = ("coverage", "gcovr", "pytest-xdist")
+    output_of([".venv/bin/python", "-m", "pip", "install", "-q", *tools], cwd=clone)
 
 
 def counts_of(clone: Path) -> Path:
@@ -82,23 +79,28 @@ def count(clone: Path, workers: int, tests: Sequence[str]) -> None:
     data.mkdir()
     (data / "settings").write_text(SETTINGS.format(data=data, clone=clone))
     words = ["-q", "-p", "no:cacheprovider", "-n", str(workers), "--dist", "loadfile"]
-    words += ["--no-loadscope-reorder", *(f"--ignore={each}" for each in LEFT_OUT), *tests]
-    settings = {"COVERAGE_RCFILE": str(data / "settings"), "GCOV_ERROR_FILE": str(data / "gcov")}
-    python = (".venv/bin/python", "-m")
-    log = run(
-        clone, *python, "coverage", "run", "-m", "pytest", *words, check=False, settings=settings
-    )
-    (data / "log").write_text(log)
-    run(clone, *python, "coverage", "combine", "-q", check=False, settings=settings)
-    run(
-        clone, *python, "coverage", "json", "-q", "-o", str(data / "python.json"), settings=settings
-    )
-    run(
-        clone, ".venv/bin/gcovr", "--root", ".", "--object-directory", "build", "--filter", "src/",
+    words += ["--no-loadscope-reorder", "--max-worker-restart=0"]
+    words += [*(f"--ignore={each}" for each in LEFT_OUT), *tests]
+    env = {
+        **os.environ,
+        "COVERAGE_RCFILE": str(data / "settings"),
+        "GCOV_ERROR_FILE": str(data / "gcov"),
+    }
+    coverage = [".venv/bin/python", "-m", "coverage"]
+    with (data / "log").open("w") as log:  # tests may fail
+        subprocess.run(
+            [*coverage, "run", "-m", "pytest", *words], cwd=clone, env=env, check=False,
+            stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    output_of([*coverage, "combine", "-q"], cwd=clone, env=env)
+    output_of([*coverage, "json", "-q", "-o", str(data / "python.json")], cwd=clone, env=env)
+    gcovr = [
+        ".venv/bin/gcovr", "--root", ".", "--object-directory", "build", "--filter", "src/",
         "--exclude-throw-branches",
         "--gcov-ignore-parse-errors", "all", "--gcov-ignore-errors", "all",
         "--json-summary", str(data / "native.json"),
-    )  # fmt: skip
+    ]  # fmt: skip
+    output_of(gcovr, cwd=clone)
 
 
 def files_of(clone: Path) -> Iterator[tuple[str, dict[str, int]]]:
@@ -134,10 +136,14 @@ def share(numbers: dict[str, int], kind: str) -> float:
 
 
 def measured(commit: str, clone: Path, workers: int, tests: Sequence[str]) -> dict[str, Any]:
-    """Measure a commit in this clone, or read the measurement that is there."""
-    if not clone.exists():
-        prepare(commit, clone)
+    """Measure a commit in this clone, or read the measurement that is there.
+
+    One that was interrupted begins again: its counts would be added to those of the next.
+    """
     if not (counts_of(clone) / "native.json").exists():
+        for folder in (clone, counts_of(clone)):
+            shutil.rmtree(folder, ignore_errors=True)
+        prepare(commit, clone)
         count(clone, workers, tests)
     log = (counts_of(clone) / "log").read_text().splitlines()
     failed = [line.split(" - ")[0] for line in log if line.startswith(("FAILED", "ERROR"))]
@@ -151,22 +157,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_outputs(parser)
     parser.add_argument("commits", nargs="*", default=["HEAD"], help="two at most (default: HEAD)")
     parser.add_argument("--workers", type=int, default=3, help="files of tests at a time")
-    parser.add_argument("--tests", nargs="+", default=[], help="all (default), or these")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "covered",
         help="of the clones; a commit that was measured there is not measured again",
     )  # fmt: skip
     options = parser.parse_args(arguments)
+    if len(options.commits) > 2:
+        parser.error(f"{len(options.commits)} commits; allowed: one, or two to compare")
     folder = results_folder(parser, options)
-    tests = ["tests/unit/test_units.py"] if options.smoke else options.tests
-    whole = [run(ROOT, "git", "rev-parse", commit).strip() for commit in options.commits]
+    tests = ["tests/unit/test_units.py"] if options.smoke else []
+    clones = options.folder / ("smoke" if options.smoke else "whole")
+    whole = [
+        output_of(["git", "rev-parse", "--verify", f"{commit}^{{commit}}"], cwd=ROOT).strip()
+        for commit in options.commits
+    ]
     rows = []
     with cases(len(whole)) as advance:
         for commit in whole:
-            clone = (options.folder / commit[:12]).resolve()
+            clone = (clones / commit[:12]).resolve()
             rows.append(measured(commit, clone, options.workers, tests))
             advance(1)
     report = Report("covered", {"workers": options.workers, "tests": " ".join(tests) or "all"})
+    report.versions |= dict(zip(("after", "before"), reversed(whole), strict=False))
     for row in rows:
         name = row["commit"][:12]
         report.sections += [f"{name}: {row['tests']}", "", *(f"- {it}" for it in row["failed"]), ""]
@@ -187,7 +199,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ],
     )  # fmt: skip
     report.details["rows"] = rows
-    report.versions |= dict(zip(("before", "after"), whole[-2:], strict=False))
     print(report.markdown())
     if folder is not None:
         report.write(folder)

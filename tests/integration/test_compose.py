@@ -52,7 +52,7 @@ def test_bits_are_equal_at_half_and_at_a_quarter(name: str) -> None:
     if missing := composition.trial.missing:
         pytest.skip(f"CI does not install {', '.join(missing)}")
     length = 24 if name in BFLOAT16 else model.LENGTH
-    course = trial.Course(5, 1, length, says_steps=composition.says_steps)
+    course = trial.Course(steps=5, batch=1, length=length, says_steps=composition.says_steps)
     plain = trial.run(name, "plain", course=course)
     assert not plain.error
     for share in (2, 4):

@@ -64,7 +64,23 @@ def test_a_measured_commit_is_not_measured_again_and_failures_are_named(
     assert row["failed"] == ["FAILED tests/unit/test_a.py::test_it"]
 
 
-def test_a_command_that_fails_ends_the_bench_with_its_output(covered: Any, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="no such"):
-        covered.run(tmp_path, "sh", "-c", "echo no such; exit 3")
-    assert covered.run(tmp_path, "sh", "-c", "echo no such; exit 3", check=False) == "no such\n"
+def test_a_measurement_that_was_interrupted_begins_again(
+    covered: Any, clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class BeginsError(Exception):
+        pass
+
+    def prepare(_commit: str, its: Path) -> None:
+        assert not its.exists()
+        assert not covered.counts_of(its).exists()
+        raise BeginsError
+
+    monkeypatch.setattr(covered, "prepare", prepare)
+    (covered.counts_of(clone) / "native.json").unlink()
+    with pytest.raises(BeginsError):
+        covered.measured("c0ffee", clone, 1, [])
+
+
+def test_three_commits_are_refused_before_anything_is_measured(covered: Any) -> None:
+    with pytest.raises(SystemExit):
+        covered.main(["HEAD", "HEAD", "HEAD"])
