@@ -123,6 +123,12 @@ py::dict status(int device) {
   return result;
 }
 
+std::size_t room_ahead(int device) {
+  Result<std::size_t> room = unlocked([&] { return runtime::room_ahead(device); });
+  if (!room.ok()) raise_if_error(room.take_status());
+  return room.value();
+}
+
 void clear(int device) {
   run([=] { return runtime::clear_plans(device); });
 }
@@ -155,6 +161,7 @@ void bind_plan(py::module_& module) {
              py::arg("device") = 0);
   module.def("roll_back_plan", &roll_back, py::arg("number"), py::arg("device") = 0);
   module.def("plan_status", &status, py::arg("device") = 0);
+  module.def("room_ahead", &room_ahead, py::arg("device") = 0);
 }
 
 }  // namespace umem::bindings

@@ -176,6 +176,7 @@ Status Engine::settle(RangeId id, bool had_frames, cu::CUstream stream) {
     return status;
   }
   state_.ledger.pin(id);  // no op has used it yet
+  moves_.drop_ahead();
   moves_.evict_ahead();
   state_.ledger.unpin(id);
   return {};
@@ -484,6 +485,7 @@ void Engine::apply_pending(cu::CUstream stream) {
     if (id == kNoRange) break;
     moves_.bring(id);
   }
+  moves_.drop_ahead();
   if (!state_.planned->take_wait()) return;
   state_.count_error(transfers_.await(transfers_.in().last(), 0, stream));
   state_.count_error(transfers_.out().make_wait(stream, transfers_.out().last()));

@@ -92,27 +92,37 @@ Status Lane::close() {
 Result<Ticket> Lane::submit(Verb verb, const std::vector<managed::MemSpan>& spans,
                             const std::vector<cu::CUevent>& after, bool copies) {
   const Ticket ticket = ++last_;
+  Job job{ticket, verb, spans, after, std::exchange(before_, {}), copies};
   if (threaded_) {
     {
       const std::lock_guard guard(mutex_);
-      waiting_.push_back({ticket, verb, spans, after, std::exchange(before_, {}), copies});
+      waiting_.push_back(std::move(job));
       waiting_bytes_ += leaving(verb, spans);
     }
     changed_.notify_all();
     return ticket;
   }
-  Status status = issue(verb, spans, after, {}, copies);
+  Status status = make(job);
   const std::lock_guard guard(mutex_);
-  const Status finished = finish(ticket, leaving(verb, spans));
-  if (status.ok() && !finished.ok()) failures_++;
-  if (!status.ok()) return status;
+  const Status finished = finish(job, leaving(verb, spans));
+  if (!status.ok() && !usable(status)) return status;
+  failures_ += status.ok() && finished.ok() ? 0 : 1;
   return ticket;
+}
+
+// Nothing else would make mapped bytes usable, so a call that fails once is made again. The thread
+// may not have the context, if the driver refused it at first.
+Status Lane::make(const Job& job) {
+  Status status = issue(job.verb, job.spans, job.after, job.before, job.copies);
+  if (!mapped_ || status.ok()) return status;
+  UMEM_RETURN_IF_ERROR(check(table_.cuCtxSetCurrent(place_.context), Entry::cuCtxSetCurrent));
+  return issue(job.verb, job.spans, job.after, job.before, job.copies);
 }
 
 Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,
                    const std::vector<cu::CUevent>& after, const std::vector<Before>& before,
                    bool copies) {
-  if (mapped_) UMEM_RETURN_IF_ERROR(wait_for(after, before));
+  if (mapped_) UMEM_RETURN_IF_ERROR(wait_for(verb, spans, after, before));
   const Watchdog::Call call(watched_, what(verb));
   for (cu::CUevent event : after)
     if (!mapped_)
@@ -127,10 +137,16 @@ Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,
 }
 
 // The calls that change mappings act at once, so the thread waits, not the stream.
-Status Lane::wait_for(const std::vector<cu::CUevent>& after, const std::vector<Before>& before) {
+Status Lane::wait_for(Verb verb, const std::vector<managed::MemSpan>& spans,
+                      const std::vector<cu::CUevent>& after, const std::vector<Before>& before) {
+  for (const Before& each : before) UMEM_RETURN_IF_ERROR(each.lane->wait_complete(each.ticket));
+  // Work that uses the bytes is over where they were given back since.
+  const bool fresh = verb == Verb::kPopulate || verb == Verb::kPopulateFresh;
+  if (fresh && std::none_of(spans.begin(), spans.end(),
+                            [&](const managed::MemSpan& span) { return mapped_->holds(span); }))
+    return {};
   for (cu::CUevent event : after)
     UMEM_RETURN_IF_ERROR(check(table_.cuEventSynchronize(event), Entry::cuEventSynchronize));
-  for (const Before& each : before) UMEM_RETURN_IF_ERROR(each.lane->wait_complete(each.ticket));
   return {};
 }
 
@@ -138,7 +154,7 @@ Status Lane::wait_for(const std::vector<cu::CUevent>& after, const std::vector<B
 Status Lane::wait_complete(Ticket ticket) {
   std::unique_lock guard(mutex_);
   changed_.wait(guard, [&] { return issued_ >= ticket; });
-  if (missed_ >= ticket) UMEM_RETURN_IF_ERROR(finish(issued_, 0));
+  if (missed_ >= ticket) UMEM_RETURN_IF_ERROR(record_end(issued_, 0));
   while (true) {
     poll();
     if (ticket <= complete_ || under_way_.empty()) return {};
@@ -240,8 +256,20 @@ Result<cu::CUevent> Lane::take_event() {
   return event;
 }
 
+// Requires the lock. All moves of mapped memory but a copy to the device are over once issued.
+Status Lane::finish(const Job& job, std::size_t bytes) {
+  if (!mapped_ || job.verb == Verb::kBringIn || !under_way_.empty())
+    return record_end(job.ticket, bytes);
+  UMEM_ASSERT(job.ticket > issued_, "a lane issues in the order of submission");
+  issued_ = complete_ = job.ticket;
+  issued_bytes_ += bytes;
+  complete_bytes_ = issued_bytes_;
+  missed_ = 0;
+  return {};
+}
+
 // Requires the lock. An event after the submission, for others to wait for.
-Status Lane::finish(Ticket ticket, std::size_t bytes) {
+Status Lane::record_end(Ticket ticket, std::size_t bytes) {
   UMEM_ASSERT(ticket >= issued_ && complete_ <= issued_,
               "a lane issues in the order of submission");
   issued_ = ticket;
@@ -281,7 +309,7 @@ Status Lane::make_wait(cu::CUstream stream, Ticket ticket) {
   changed_.wait(guard, [&] { return issued_ >= ticket; });
   if (place_.context) poll();  // the software device's time cannot be polled
   if (ticket <= complete_) return {};
-  if (missed_ >= ticket) UMEM_RETURN_IF_ERROR(finish(issued_, 0));
+  if (missed_ >= ticket) UMEM_RETURN_IF_ERROR(record_end(issued_, 0));
   // The first event at or after the ticket, because the lane is in order.
   const auto found = std::partition_point(under_way_.begin(), under_way_.end(),
                                           [&](const Issued& i) { return i.ticket < ticket; });
@@ -362,8 +390,7 @@ std::uint64_t Lane::failures() {
   return failures_;
 }
 
-// Out of device memory, the bytes are usable on the host. Other failures are for the few
-// submissions whose outcome is asked for.
+// For the few submissions whose outcome is asked for.
 void Lane::note(Ticket ticket, const Status& status) {
   const std::lock_guard guard(mutex_);
   failed_.emplace_back(ticket, Status(status.code(), status.message()));
@@ -376,12 +403,6 @@ Status Lane::outcome(Ticket ticket) {
   for (const auto& [failed, status] : failed_)
     if (failed == ticket) return {status.code(), status.message()};
   return {};
-}
-
-// The thread may not have the context, if the driver refused it at first.
-Status Lane::retry(const Job& job) {
-  UMEM_RETURN_IF_ERROR(check(table_.cuCtxSetCurrent(place_.context), Entry::cuCtxSetCurrent));
-  return issue(job.verb, job.spans, job.after, job.before, job.copies);
 }
 
 void Lane::work() {
@@ -397,16 +418,13 @@ void Lane::work() {
     const Job job = std::move(waiting_.front());
     waiting_.pop_front();
     guard.unlock();
-    Status status = issue(job.verb, job.spans, job.after, job.before, job.copies);
-    // Nothing else would make mapped bytes usable, so a call that fails once is made again.
-    if (mapped_ && !status.ok()) status = retry(job);
-    if (mapped_ && !status.ok() && status.code() != Code::kOutOfDeviceMemory)
-      note(job.ticket, status);
+    Status status = make(job);
+    if (mapped_ && !status.ok() && !usable(status)) note(job.ticket, status);
     guard.lock();
     const std::size_t bytes = leaving(job.verb, job.spans);
     UMEM_ASSERT(waiting_bytes_ >= bytes, "what is issued was counted as waiting");
     waiting_bytes_ -= bytes;
-    const Status finished = finish(job.ticket, bytes);
+    const Status finished = finish(job, bytes);
     failures_ += (status.ok() ? 0 : 1) + (finished.ok() ? 0 : 1);
     changed_.notify_all();
   }

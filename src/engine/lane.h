@@ -2,8 +2,8 @@
 // submission.
 //
 // A real driver's prefetch to the host blocks the thread that calls it until the copies are done,
-// so that lane is driven by a thread of its own. So are all lanes of mapped memory, whose moves
-// take calls at their time: the thread waits for what they come after.
+// so that lane is driven by a thread of its own. So are lanes of mapped memory, whose moves take
+// calls at their time: the thread waits for what they come after. Without a thread, `submit` waits.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -38,7 +38,7 @@ class Lane {
         mapped_(mapped),
         log_(table, place),
         meter_(table, place),
-        threaded_(threaded || mapped) {}
+        threaded_(threaded) {}
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
@@ -99,18 +99,24 @@ class Lane {
   Status issue(Verb verb, const std::vector<managed::MemSpan>& spans,
                const std::vector<cu::CUevent>& after, const std::vector<Before>& before,
                bool copies);
-  Status wait_for(const std::vector<cu::CUevent>& after, const std::vector<Before>& before);
+  Status wait_for(Verb verb, const std::vector<managed::MemSpan>& spans,
+                  const std::vector<cu::CUevent>& after, const std::vector<Before>& before);
   Status wait_complete(Ticket ticket);
   Status run(Verb verb, const std::vector<managed::MemSpan>& spans);
   Status run_mapped(Verb verb, const std::vector<managed::MemSpan>& spans);
   Status catch_up();
   Status write_back(const std::vector<managed::MemSpan>& spans);
   Status drop(const std::vector<managed::MemSpan>& spans);
-  Status finish(Ticket ticket, std::size_t bytes);
+  Status finish(const Job& job, std::size_t bytes);
+  Status record_end(Ticket ticket, std::size_t bytes);
   Result<cu::CUevent> take_event();
   void poll();
   std::size_t bytes_under_way() const;
-  Status retry(const Job& job);
+  Status make(const Job& job);
+  // Out of device memory, mapped bytes are usable on the host.
+  bool usable(const Status& status) const {
+    return mapped_ && status.code() == Code::kOutOfDeviceMemory;
+  }
   void note(Ticket ticket, const Status& status);
   void work();
 

@@ -9,6 +9,7 @@ namespace {
 using driver::CallScope;
 
 constexpr std::size_t kMaxAhead = 256 * MiB;
+constexpr std::size_t kRoomShare = 32;  // of the budget
 
 }  // namespace
 
@@ -27,11 +28,10 @@ bool Moves::fits_on_host(RangeId id) {
 // The lane waits until departures under way have left room for the resident bytes. Dead bytes make
 // room at once: they are dropped first.
 Status Moves::wait_for_space(Lane& lane) {
-  Lane& out = transfers_.out();
   if (state_.ledger.dead_bytes() > 0 && transfers_.local().can_discard())
-    discard_dead(out.under_way());
+    discard_dead(transfers_.out().under_way());
   const std::size_t full = std::min(state_.taken(), state_.limits.budget_bytes);
-  return out.make_wait(lane, out.until(state_.limits.budget_bytes - full));
+  return transfers_.wait_for_room(lane, state_.limits.budget_bytes - full);
 }
 
 Status Moves::populate(RangeId id) {
@@ -167,6 +167,15 @@ void Moves::evict_preferred(std::size_t wanted) {
     left -= std::min(left, state_.ledger.at(id).bytes);
   }
   state_.count_error(send_out(victims_));
+}
+
+std::size_t Moves::room_ahead() const {
+  return state_.mapped() ? std::min(state_.limits.budget_bytes / kRoomShare, kMaxAhead) : 0;
+}
+
+void Moves::drop_ahead() {
+  const std::size_t room = room_ahead();
+  if (room > 0 && !state_.fits(room)) discard_dead(room);
 }
 
 void Moves::evict_ahead() {

@@ -30,6 +30,10 @@ class Moves {
   // Starts evicting before room is short, if evictions run concurrently with compute, and if live
   // bytes were evicted in this step or the previous one: a program that fits moves nothing.
   void evict_ahead();
+  // Bytes that `drop_ahead` keeps free; 0 unless the memory is mapped.
+  std::size_t room_ahead() const;
+  // Drops dead bytes before room is short: a new block need not wait for the work that used them.
+  void drop_ahead();
   void step_ended();
   // Parts a joined layout (sharing.h); what the program keeps comes back at once. With `leaving`,
   // the device is at rest, and all but those come back; `lost` says that they lose their bytes.

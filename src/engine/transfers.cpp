@@ -9,37 +9,55 @@ using driver::CallScope;
 
 Transfers::Transfers(EngineState& state)
     : state_(state),
-      in_(state.table, state.place, false, state.mapped()),
+      in_(state.table, state.place, state.mapped(), state.mapped()),
       out_(state.table, state.place, state.asynchronous(), state.mapped()),
       local_(state.table, state.place, false, state.mapped()),
+      drops_(state.table, state.place, true, state.mapped()),
       streams_(state.table, state.place) {}
 
+std::vector<Lane*> Transfers::lanes() {
+  std::vector<Lane*> all = {&in_, &out_, &local_};
+  if (state_.mapped()) all.push_back(&drops_);
+  return all;
+}
+
 Status Transfers::open() {
-  UMEM_RETURN_IF_ERROR(in_.open());
-  UMEM_RETURN_IF_ERROR(local_.open());
-  return out_.open();
+  for (Lane* lane : lanes()) UMEM_RETURN_IF_ERROR(lane->open());
+  return {};
 }
 
 Status Transfers::close() {
   FirstError error;
-  error.keep(out_.close());
-  error.keep(in_.close());
-  error.keep(local_.close());
+  for (Lane* lane : lanes()) error.keep(lane->close());
   error.keep(streams_.close());
   return error.take();
 }
 
 Status Transfers::start_log() {
   FirstError error;
-  for (Lane* lane : {&in_, &out_, &local_}) error.keep(lane->log().start());
+  for (Lane* lane : lanes()) error.keep(lane->log().start());
   return error.take();
 }
 
 std::vector<Transfer> Transfers::take_log(std::size_t& left_out) {
   std::vector<Transfer> all;
-  for (Lane* lane : {&in_, &out_, &local_})
+  for (Lane* lane : lanes())
     for (const Transfer& transfer : lane->log().take(left_out)) all.push_back(transfer);
   return all;
+}
+
+std::uint64_t Transfers::failures() {
+  std::uint64_t count = 0;
+  for (Lane* lane : lanes()) count += lane->failures();
+  return count;
+}
+
+// Discards take less time than transfers, so they are waited for first.
+Status Transfers::wait_for_room(Lane& lane, std::size_t allowed) {
+  if (!state_.mapped()) return out_.make_wait(lane, out_.until(allowed));
+  const std::size_t out = out_.under_way();
+  UMEM_RETURN_IF_ERROR(drops_.make_wait(lane, drops_.until(allowed - std::min(out, allowed))));
+  return out > allowed ? out_.make_wait(lane, out_.until(allowed)) : Status();
 }
 
 const std::vector<managed::MemSpan>& Transfers::spans_of(const std::vector<RangeId>& ids) {
@@ -99,9 +117,14 @@ Status Transfers::after_homes(const std::vector<RangeId>& ids) {
 
 Status Transfers::bring_in(const std::vector<RangeId>& ids, const cu::CUstream* consumer,
                            bool copies) {
-  // The dead bytes that make room for it must be dropped first.
-  UMEM_RETURN_IF_ERROR(local_.make_wait(in_, last_discard_));
-  for (RangeId id : ids) UMEM_RETURN_IF_ERROR(out_.make_wait(in_, state_.ledger.at(id).departure));
+  // The dead bytes that make room for it must be dropped first: of mapped memory no more than
+  // `wait_for_room` says.
+  if (!state_.mapped()) UMEM_RETURN_IF_ERROR(local_.make_wait(in_, last_discard_));
+  for (RangeId id : ids) {
+    const Unit& unit = state_.ledger.at(id);
+    UMEM_RETURN_IF_ERROR(out_.make_wait(in_, unit.departure));
+    if (state_.mapped()) UMEM_RETURN_IF_ERROR(drops_.make_wait(in_, unit.populated));
+  }
   events_.clear();
   // Uses on the host must be over. The driver sees to that where it moves the bytes.
   if (state_.mapped()) UMEM_RETURN_IF_ERROR(after_uses_away(ids));
@@ -118,7 +141,7 @@ Status Transfers::make_usable(RangeId id, managed::Where where) {
   const Unit& unit = state_.ledger.at(id);
   one_.assign(1, id);
   UMEM_RETURN_IF_ERROR(out_.make_wait(in_, unit.departure));
-  UMEM_RETURN_IF_ERROR(local_.make_wait(in_, last_discard_));
+  UMEM_RETURN_IF_ERROR(drops().make_wait(in_, last_discard_));
   events_.clear();
   Result<Ticket> usable = in_.submit(
       where == managed::Where::kHost ? Verb::kUseOnHost : Verb::kBringIn, spans_of(one_), events_);
@@ -129,7 +152,7 @@ Status Transfers::make_usable(RangeId id, managed::Where where) {
 }
 
 void Transfers::finish_issuing() {
-  for (Lane* lane : {&in_, &out_, &local_}) lane->issue_until(lane->last());
+  for (Lane* lane : lanes()) lane->issue_until(lane->last());
 }
 
 Status Transfers::finish() {
@@ -143,23 +166,24 @@ Status Transfers::populate(RangeId id) {
   // A prefetch concurrent with a discard is undefined: wait for moves of these bytes first.
   UMEM_RETURN_IF_ERROR(out_.make_wait(local_, unit.departure));
   UMEM_RETURN_IF_ERROR(in_.make_wait(local_, unit.arrival));
+  if (state_.mapped())
+    UMEM_RETURN_IF_ERROR(drops_.make_wait(local_, std::max(unit.populated, last_parts_)));
   events_.clear();
   if (unit.death > 0) UMEM_RETURN_IF_ERROR(after_death(id));
   one_.assign(1, id);
   const Verb verb = unit.death > 0 ? Verb::kPopulate : Verb::kPopulateFresh;
   Result<Ticket> ticket = local_.submit(verb, spans_of(one_), events_);
   if (!ticket.ok()) return ticket.take_status();
-  if (state_.mapped()) UMEM_RETURN_IF_ERROR(local_.outcome(ticket.value()));
   state_.attach(id);
-  state_.ledger.set_populated(id, ticket.value());
-  return await(0, ticket.value(), unit.stream);
+  state_.ledger.set_populated(id, state_.mapped() ? 0 : ticket.value());
+  return await(0, unit.populated, unit.stream);
 }
 
 Result<Ticket> Transfers::submit_discard(const std::vector<managed::MemSpan>& spans, Ticket arrival,
                                          Ticket departure) {
-  UMEM_RETURN_IF_ERROR(out_.make_wait(local_, departure));
-  UMEM_RETURN_IF_ERROR(in_.make_wait(local_, arrival));
-  Result<Ticket> ticket = local_.submit(Verb::kDiscard, spans, events_);
+  UMEM_RETURN_IF_ERROR(out_.make_wait(drops(), departure));
+  UMEM_RETURN_IF_ERROR(in_.make_wait(drops(), arrival));
+  Result<Ticket> ticket = drops().submit(Verb::kDiscard, spans, events_);
   if (ticket.ok()) last_discard_ = ticket.value();
   return ticket;
 }
@@ -172,14 +196,21 @@ Status Transfers::discard(const std::vector<RangeId>& ids) {
     departure = std::max(departure, state_.ledger.at(id).departure);
     arrival = std::max(arrival, state_.ledger.at(id).arrival);
   }
-  return submit_discard(spans_of(ids), arrival, departure).take_status();
+  Result<Ticket> ticket = submit_discard(spans_of(ids), arrival, departure);
+  if (!ticket.ok()) return ticket.take_status();
+  for (RangeId id : ids)
+    if (state_.mapped()) state_.ledger.set_populated(id, ticket.value());
+  return {};
 }
 
 Status Transfers::discard(const std::vector<managed::MemSpan>& spans, cu::CUstream stream,
                           Ticket arrival, Ticket departure) {
   events_.clear();
   UMEM_RETURN_IF_ERROR(streams_.after_all(stream, state_.ledger.now(), events_));
-  return submit_discard(spans, arrival, departure).take_status();
+  Result<Ticket> ticket = submit_discard(spans, arrival, departure);
+  if (!ticket.ok()) return ticket.take_status();
+  last_parts_ = ticket.value();
+  return {};
 }
 
 Result<bool> Transfers::discard_live(RangeId id, managed::MemSpan part, cu::CUstream stream) {
@@ -215,7 +246,7 @@ Status Transfers::submit_out(Verb verb, const std::vector<RangeId>& ids, bool co
     // Units that no op waited for may still be on their way in, or being populated.
     if (unit.prefetched_unused || state_.asynchronous())
       UMEM_RETURN_IF_ERROR(in_.make_wait(out_, unit.arrival));
-    UMEM_RETURN_IF_ERROR(local_.make_wait(out_, unit.populated));
+    UMEM_RETURN_IF_ERROR(drops().make_wait(out_, unit.populated));
   }
   Result<Ticket> ticket = out_.submit(verb, spans_of(ids), events_, copies);
   if (!ticket.ok()) return ticket.take_status();
@@ -224,12 +255,12 @@ Status Transfers::submit_out(Verb verb, const std::vector<RangeId>& ids, bool co
 }
 
 Status Transfers::send_discarded(const std::vector<RangeId>& ids) {
-  UMEM_RETURN_IF_ERROR(local_.make_wait(out_, last_discard_));
+  UMEM_RETURN_IF_ERROR(drops().make_wait(out_, last_discard_));
   return submit_out(Verb::kSendOut, ids);
 }
 
 Result<Ticket> Transfers::send_discarded(const std::vector<managed::MemSpan>& spans) {
-  UMEM_RETURN_IF_ERROR(local_.make_wait(out_, last_discard_));
+  UMEM_RETURN_IF_ERROR(drops().make_wait(out_, last_discard_));
   events_.clear();
   return out_.submit(Verb::kSendOut, spans, events_);
 }
@@ -242,7 +273,7 @@ Status Transfers::await(Ticket arrival, Ticket populated, cu::CUstream stream) {
     streams_.set_awaited(stream, arrival);
   }
   if (populated > streams_.awaited_local(stream)) {
-    UMEM_RETURN_IF_ERROR(local_.make_wait(stream, populated));
+    UMEM_RETURN_IF_ERROR(drops().make_wait(stream, populated));
     streams_.set_awaited_local(stream, populated);
   }
   return {};

@@ -48,18 +48,23 @@ class Transfers {
   Result<Ticket> send_discarded(const std::vector<managed::MemSpan>& spans);
   // Makes the stream wait for these arrivals and populations.
   Status await(Ticket arrival, Ticket populated, cu::CUstream stream);
-  Status await_discard(cu::CUstream stream) { return local_.make_wait(stream, last_discard_); }
+  Status await_discard(cu::CUstream stream) { return drops().make_wait(stream, last_discard_); }
 
   Lane& in() { return in_; }
   Lane& out() { return out_; }
   // For populates and discards: they do not use the link, so they do not queue behind transfers.
   // Each waits for what it needs of the other lanes.
   Lane& local() { return local_; }
+  // For discards. Those of mapped memory wait on a thread for the work that used the bytes, so that
+  // a populate need not wait for it: that is a call on the thread of the program.
+  Lane& drops() { return state_.mapped() ? drops_ : local_; }
+  // Makes the lane wait until at most `allowed` bytes are still leaving the device.
+  Status wait_for_room(Lane& lane, std::size_t allowed);
   Streams& streams() { return streams_; }
   // Logs from the next submission until `take_log`. See LaneLog.
   Status start_log();
   std::vector<Transfer> take_log(std::size_t& left_out);
-  std::uint64_t failures() { return in_.failures() + out_.failures() + local_.failures(); }
+  std::uint64_t failures();
 
  private:
   Status after_uses(RangeId id);
@@ -74,8 +79,11 @@ class Transfers {
   const std::vector<managed::MemSpan>& spans_of(const std::vector<RangeId>& ids);
 
   EngineState& state_;
-  Lane in_, out_, local_;
-  Ticket last_discard_ = 0;
+  // All that are open.
+  std::vector<Lane*> lanes();
+
+  Lane in_, out_, local_, drops_;
+  Ticket last_discard_ = 0, last_parts_ = 0;  // the last discard, and the last one of given spans
   Streams streams_;
   // Scratch, so that an op makes no heap allocation.
   std::vector<RangeId> one_, group_;

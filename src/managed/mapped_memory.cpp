@@ -72,9 +72,15 @@ Status MappedMemory::free(std::uintptr_t base) {
   return {};
 }
 
+Result<MappedMemory::Chunks::iterator> MappedMemory::find(MemSpan span, bool keep_contents) {
+  const std::lock_guard guard(mutex_);
+  return find_locked(span, keep_contents);
+}
+
 // The chunk of exactly these bytes, made if there is none. Other chunks there are dissolved: those
 // of earlier units. kBadState if one has contents that are kept.
-Result<MappedMemory::Chunks::iterator> MappedMemory::find(MemSpan span, bool keep_contents) {
+Result<MappedMemory::Chunks::iterator> MappedMemory::find_locked(MemSpan span,
+                                                                 bool keep_contents) {
   const std::size_t bytes = align_up(span.bytes, kPageBytes);
   auto chunk = chunks_.upper_bound(span.base);
   if (chunk != chunks_.begin() &&
@@ -147,11 +153,14 @@ Status MappedMemory::map_host(std::uintptr_t base, Chunk& chunk) {
 
 Status MappedMemory::take_host(Chunk& chunk) {
   if (chunk.host.memory != 0) return {};
-  if (const auto spare = spare_.find(chunk.bytes); spare != spare_.end()) {
-    chunk.host = spare->second;
-    spare_.erase(spare);
-    spare_bytes_ -= chunk.bytes;
-    return {};
+  {
+    const std::lock_guard guard(mutex_);
+    if (const auto spare = spare_.find(chunk.bytes); spare != spare_.end()) {
+      chunk.host = spare->second;
+      spare_.erase(spare);
+      spare_bytes_ -= chunk.bytes;
+      return {};
+    }
   }
   return make_host(chunk, chunk.host);
 }
@@ -161,8 +170,11 @@ Status MappedMemory::make_host(const Chunk& chunk, Host& host) {
   const cu::CUmemAllocationProp near = properties(cu::CU_MEM_LOCATION_TYPE_HOST_NUMA, node);
   Host made;
   cu::CUresult created = table_.cuMemCreate(&made.memory, chunk.bytes, &near, 0);
-  if (created == cu::CUDA_ERROR_OUT_OF_MEMORY && spare_bytes_ > 0) {
-    UMEM_RETURN_IF_ERROR(release_spare(0));
+  if (created == cu::CUDA_ERROR_OUT_OF_MEMORY) {
+    {
+      const std::lock_guard guard(mutex_);
+      UMEM_RETURN_IF_ERROR(release_spare(0));
+    }
     created = table_.cuMemCreate(&made.memory, chunk.bytes, &near, 0);
   }
   if (created == cu::CUDA_ERROR_OUT_OF_MEMORY)
@@ -222,7 +234,6 @@ Status MappedMemory::map_device_or_host(std::uintptr_t base, Chunk& chunk, At th
 }
 
 Status MappedMemory::bring_in(MemSpan span, cu::CUstream stream) {
-  const std::lock_guard guard(mutex_);
   Result<Chunks::iterator> found = find(span);
   if (!found.ok()) return found.take_status();
   auto& [base, chunk] = *found.value();
@@ -238,7 +249,6 @@ Status MappedMemory::bring_in(MemSpan span, cu::CUstream stream) {
 }
 
 Status MappedMemory::populate(MemSpan span) {
-  const std::lock_guard guard(mutex_);
   Result<Chunks::iterator> found = find(span, false);
   if (!found.ok()) return found.take_status();
   auto& [base, chunk] = *found.value();
@@ -246,29 +256,25 @@ Status MappedMemory::populate(MemSpan span) {
 }
 
 Status MappedMemory::send_out(MemSpan span, cu::CUstream stream) {
-  std::unique_lock guard(mutex_);
   Result<Chunks::iterator> found = find(span);
   if (!found.ok()) return found.take_status();
   auto& [base, chunk] = *found.value();
   if (chunk.at != At::kDevice) return {};
   UMEM_RETURN_IF_ERROR(copy_out(base, chunk, stream));
-  guard.unlock();
   UMEM_RETURN_IF_ERROR(check(table_.cuStreamSynchronize(stream), Entry::cuStreamSynchronize));
-  guard.lock();
   return unmap(base, chunk, At::kAway);
 }
 
 Status MappedMemory::place(MemSpan span) {
-  const std::lock_guard guard(mutex_);
   Result<Chunks::iterator> found = find(span, false);
   if (!found.ok()) return found.take_status();
   Status placed = map_device(found.value()->first, found.value()->second);
+  const std::lock_guard guard(mutex_);
   if (!placed.ok()) chunks_.erase(found.value());
   return placed;
 }
 
 Status MappedMemory::part(MemSpan placed, const std::vector<MemSpan>& units) {
-  const std::lock_guard guard(mutex_);
   Result<Chunks::iterator> found = find(placed);
   if (!found.ok()) return found.take_status();
   Chunk& joined = found.value()->second;
@@ -284,6 +290,7 @@ Status MappedMemory::part(MemSpan placed, const std::vector<MemSpan>& units) {
   error.keep(check(table_.cuStreamSynchronize(nullptr), Entry::cuStreamSynchronize));
   Status copied = error.take();
   Status unmapped = copied.ok() ? unmap(placed.base, joined, At::kNowhere) : Status();
+  const std::lock_guard guard(mutex_);
   if (joined.at == At::kDevice) {  // it was not unmapped
     for (auto& [base, made] : parts)
       if (made.host.memory != 0) error.keep(keep_spare(made.bytes, made.host));
@@ -295,22 +302,35 @@ Status MappedMemory::part(MemSpan placed, const std::vector<MemSpan>& units) {
 }
 
 Status MappedMemory::use_on_host(MemSpan span) {
-  const std::lock_guard guard(mutex_);
   Result<Chunks::iterator> found = find(span);
   if (!found.ok()) return found.take_status();
   auto& [base, chunk] = *found.value();
   return chunk.at == At::kNowhere || chunk.at == At::kAway ? map_host(base, chunk) : Status();
 }
 
-Status MappedMemory::discard(MemSpan span) {
-  const std::lock_guard guard(mutex_);
+// A chunk that ends later is of a larger block, which lived there before.
+std::vector<MappedMemory::Chunks::iterator> MappedMemory::all_in(MemSpan span) {
   const std::uintptr_t end = span.base + align_up(span.bytes, kPageBytes);
-  FirstError error;
-  // A chunk that ends later is of a larger block, which lived there before.
+  std::vector<Chunks::iterator> found;
+  const std::lock_guard guard(mutex_);
   for (auto chunk = chunks_.lower_bound(span.base); chunk != chunks_.end() && chunk->first < end;
        ++chunk)
+    found.push_back(chunk);
+  return found;
+}
+
+Status MappedMemory::discard(MemSpan span) {
+  FirstError error;
+  for (const auto& chunk : all_in(span))
     error.keep(unmap(chunk->first, chunk->second, At::kNowhere));
   return error.take();
+}
+
+bool MappedMemory::holds(MemSpan span) {
+  const std::vector<Chunks::iterator> chunks = all_in(span);
+  return std::any_of(chunks.begin(), chunks.end(), [](const auto& chunk) {
+    return chunk->second.at == At::kDevice || chunk->second.at == At::kHost;
+  });
 }
 
 }  // namespace umem::managed

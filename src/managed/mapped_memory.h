@@ -54,6 +54,8 @@ class MappedMemory {
   Status part(MemSpan placed, const std::vector<MemSpan>& units);
   // Gives device memory back; the bytes have no contents.
   Status discard(MemSpan span);
+  // True if memory is mapped at some of these addresses.
+  bool holds(MemSpan span);
 
  private:
   using Handle = cu::CUmemGenericAllocationHandle;
@@ -81,8 +83,16 @@ class MappedMemory {
   using Chunks = std::map<std::uintptr_t, Chunk>;
 
   // These require the lock.
-  Result<Chunks::iterator> find(MemSpan span, bool keep_contents = true);
+  Result<Chunks::iterator> find_locked(MemSpan span, bool keep_contents);
   Status dissolve(Chunks::iterator chunk);
+  Status keep_spare(std::size_t bytes, Host host);
+  Status release_spare(std::size_t most);
+  Status release(std::size_t bytes, const Host& host);
+
+  // These take it where they need it. The driver's calls on a chunk need none, because nobody else
+  // uses the chunk meanwhile, and the map keeps it in its place.
+  Result<Chunks::iterator> find(MemSpan span, bool keep_contents = true);
+  std::vector<Chunks::iterator> all_in(MemSpan span);
   Status map(std::uintptr_t base, const Chunk& chunk, Handle memory);
   Status unmap(std::uintptr_t base, Chunk& chunk, At then);
   Status map_device(std::uintptr_t base, Chunk& chunk);
@@ -91,9 +101,6 @@ class MappedMemory {
   Status take_host(Chunk& chunk);
   Status copy_out(std::uintptr_t base, Chunk& chunk, cu::CUstream stream);
   Status make_host(const Chunk& chunk, Host& host);
-  Status keep_spare(std::size_t bytes, Host host);
-  Status release_spare(std::size_t most);
-  Status release(std::size_t bytes, const Host& host);
 
   const driver::Table& table_;
   std::mutex mutex_;  // guards the members below

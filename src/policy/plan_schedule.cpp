@@ -85,6 +85,7 @@ void PlanSchedule::step_began(bool continues) {
     request_fetch(fetch);
   }
   done_ = 0;
+  started_bytes_ = 0;
   waits_ = false;
   add_due(0);
 }
@@ -92,6 +93,7 @@ void PlanSchedule::step_began(bool continues) {
 void PlanSchedule::op_ended() {
   const Plan& plan = cursor_.plan();
   waits_ = false;
+  started_bytes_ = 0;
   UMEM_ASSERT(done_ < cursor_.next_op() && cursor_.next_op() <= cursor_.n_ops(), "an op ended");
   for (; done_ < cursor_.next_op(); ++done_) {
     // Operands are no longer cold, and earlier evictions of them are cancelled.
@@ -213,13 +215,23 @@ void PlanSchedule::drop_head() {
     in_turn_.pop_front();
 }
 
-// The plan keeps room for it until its use.
-bool PlanSchedule::admits(const Fetch& fetch) const {
+// The plan keeps room for it until its use, beside what is here and not in the plan. Else the next
+// block would evict what was fetched last.
+bool PlanSchedule::admits(const CandidateView& view, const Fetch& fetch) const {
   if (!gated() || !fetch.planned) return true;
   const Plan& plan = cursor_.plan();
   const auto by = static_cast<std::size_t>(fetch.by);
   const std::int64_t max = cursor_.next_op() < by ? occupancy_.max(cursor_.next_op(), by) : 0;
-  return max + plan.bytes[index(fetch.tensor)] <= plan.capacity;
+  return max + unplanned_bytes(view) + plan.bytes[index(fetch.tensor)] <= plan.capacity;
+}
+
+// What lives between two ops lives in both.
+std::int64_t PlanSchedule::unplanned_bytes(const CandidateView& view) const {
+  const std::size_t next = cursor_.next_op();
+  std::int64_t planned = occupancy_.at(next);
+  if (next > 0) planned = std::min(planned, occupancy_.at(next - 1) + started_bytes_);
+  const auto available = static_cast<std::int64_t>(view.available_bytes);
+  return std::max<std::int64_t>(cursor_.plan().capacity - planned - available, 0);
 }
 
 void PlanSchedule::started(const Fetch& fetch) {
@@ -228,6 +240,7 @@ void PlanSchedule::started(const Fetch& fetch) {
   if (gated() && fetch.planned)
     occupancy_.add(cursor_.next_op(), static_cast<std::size_t>(fetch.by),
                    cursor_.plan().bytes[index(fetch.tensor)]);
+  started_bytes_ += cursor_.plan().bytes[index(fetch.tensor)];
   if (fetch.planned && fetch.by >= n) ahead_.push_back(fetch);
   back(fetch);
 }
@@ -244,7 +257,7 @@ RangeId PlanSchedule::next_fetch(const CandidateView& view) {
     if (!late && !stale(*next)) {
       if (marked(evict_mark_, next->tensor)) return kNoRange;
       if (view.away(id)) {
-        if (view.ledger.at(id).bytes > view.available_bytes || !admits(*next)) return kNoRange;
+        if (view.ledger.at(id).bytes > view.available_bytes || !admits(view, *next)) return kNoRange;
         started(*next);
         drop_head();
         return id;

@@ -101,7 +101,8 @@ class PlanSchedule {
   void drop_head();
   void request_fetch(const Fetch& fetch);
   void add_due(std::size_t point);
-  bool admits(const Fetch& fetch) const;
+  bool admits(const CandidateView& view, const Fetch& fetch) const;
+  std::int64_t unplanned_bytes(const CandidateView& view) const;
   void started(const Fetch& fetch);
   void back(const Fetch& fetch);
 
@@ -123,6 +124,7 @@ class PlanSchedule {
   std::vector<Tensor> end_write_back_;
   // The plan's bytes on the device at each op of this step and of the next one.
   RangeMaximum occupancy_;
+  std::int64_t started_bytes_ = 0;  // of fetches that began since the last op
   std::uint64_t turn_ = 0;
   std::size_t done_ = 0;  // ops of this step whose requests are all due
   bool waits_ = false;

@@ -146,4 +146,12 @@ Result<policy::PlanStatus> plan_status(int device) {
   return planned.value()->status();
 }
 
+Result<std::size_t> room_ahead(int device) {
+  State& s = state();
+  if (!State::has_slot(device)) return no_such_device(device);
+  const DeviceLock lock(s.slot(device));
+  const Device* open = device_with(s, lock);
+  return open ? open->engine.room_ahead() : 0;
+}
+
 }  // namespace umem::runtime

@@ -19,6 +19,8 @@ UMEM_API Status roll_back_plan(std::uint64_t number, int device = 0);
 // plan of this number, or it is for other steps.
 UMEM_API Status replace_plan(std::uint64_t number, policy::Plan plan, int device = 0);
 UMEM_API Result<policy::PlanStatus> plan_status(int device = 0);
+// Bytes of the budget that plans leave free (Engine::room_ahead); 0 before the device is open.
+UMEM_API Result<std::size_t> room_ahead(int device = 0);
 
 // `cut_sizes`: sizes of the ranges that are cut finer for plans. `finer_piece`: bytes of a piece of
 // such a range, for blocks of `block` bytes.

@@ -183,9 +183,12 @@ class DevicePlanner:
     ) -> tuple[Plan | None, Callable[[], Plan] | None]:
         """Return the policy's plan for the step as policies get it, and its spare plan's maker."""
         device = current_device.for_plans(step.device)
-        plan = self._policy.plan(trace, device, step.budget)
+        budget = step.budget
+        if trace.peak_bytes > budget:
+            budget -= core.room_ahead(self._number)
+        plan = self._policy.plan(trace, device, budget)
         second = getattr(self._policy, "second", None)
-        return plan, second and partial(second, trace, device, step.budget)
+        return plan, second and partial(second, trace, device, budget)
 
     def _device(self) -> DeviceProfile:
         profile = current_device.profile(self._number)
