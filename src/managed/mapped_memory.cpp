@@ -79,8 +79,7 @@ Result<MappedMemory::Chunks::iterator> MappedMemory::find(MemSpan span, bool kee
 
 // The chunk of exactly these bytes, made if there is none. Other chunks there are dissolved: those
 // of earlier units. kBadState if one has contents that are kept.
-Result<MappedMemory::Chunks::iterator> MappedMemory::find_locked(MemSpan span,
-                                                                 bool keep_contents) {
+Result<MappedMemory::Chunks::iterator> MappedMemory::find_locked(MemSpan span, bool keep_contents) {
   const std::size_t bytes = align_up(span.bytes, kPageBytes);
   auto chunk = chunks_.upper_bound(span.base);
   if (chunk != chunks_.begin() &&

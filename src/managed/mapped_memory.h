@@ -89,8 +89,8 @@ class MappedMemory {
   Status release_spare(std::size_t most);
   Status release(std::size_t bytes, const Host& host);
 
-  // These take it where they need it. The driver's calls on a chunk need none, because nobody else
-  // uses the chunk meanwhile, and the map keeps it in its place.
+  // These take it where they need it. The driver's calls on a chunk need none: no other call uses
+  // the chunk meanwhile, and the map keeps it in its place.
   Result<Chunks::iterator> find(MemSpan span, bool keep_contents = true);
   std::vector<Chunks::iterator> all_in(MemSpan span);
   Status map(std::uintptr_t base, const Chunk& chunk, Handle memory);

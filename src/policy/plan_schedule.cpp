@@ -225,7 +225,7 @@ bool PlanSchedule::admits(const CandidateView& view, const Fetch& fetch) const {
   return max + unplanned_bytes(view) + plan.bytes[index(fetch.tensor)] <= plan.capacity;
 }
 
-// What lives between two ops lives in both.
+// A tensor that lives between two ops lives in both.
 std::int64_t PlanSchedule::unplanned_bytes(const CandidateView& view) const {
   const std::size_t next = cursor_.next_op();
   std::int64_t planned = occupancy_.at(next);
@@ -257,7 +257,8 @@ RangeId PlanSchedule::next_fetch(const CandidateView& view) {
     if (!late && !stale(*next)) {
       if (marked(evict_mark_, next->tensor)) return kNoRange;
       if (view.away(id)) {
-        if (view.ledger.at(id).bytes > view.available_bytes || !admits(view, *next)) return kNoRange;
+        if (view.ledger.at(id).bytes > view.available_bytes || !admits(view, *next))
+          return kNoRange;
         started(*next);
         drop_head();
         return id;

@@ -122,6 +122,42 @@ void copies_wait_for_collectives(bool ends_in_time) {
   expect({}, {});  // it is late for a copy
 }
 
+// A plan of 4 MiB: after op 0 its weight leaves, and returns for op 2 beside the other one.
+policy::Plan that_fetches() {
+  policy::Plan plan = plan_of({0, 1, 0});
+  plan.evict_after = {0};
+  plan.evict_tensor = {0};
+  plan.fetch_after = {0};
+  plan.fetch_by = {2};
+  plan.fetch_tensor = {0};
+  plan.gated = 1;
+  plan.capacity = 2 * kBytes;
+  plan.occupancy = {2 * kBytes, kBytes, 2 * kBytes};
+  EXPECT(policy::check(plan).ok());
+  return plan;
+}
+
+// A fetch that the plan has room for waits while `unplanned` bytes are beside it: else the next
+// block would evict it.
+void fetches_count_what_is_not_planned(std::int64_t unplanned) {
+  residency::Ledger ledger = both_here();
+  const auto view = [&](std::int64_t used) {
+    return residency::CandidateView{ledger, 0, static_cast<std::size_t>(3 * kBytes - used)};
+  };
+  policy::PlanCursor cursor(that_fetches(), {kA, kB});
+  policy::PlanSchedule schedule(cursor);
+  EXPECT(cursor.op_ended(view(2 * kBytes), {&kA, 1, 1}) == policy::Followed::kHit);
+  schedule.op_ended();
+  std::vector<residency::RangeId> leaving;
+  schedule.evictions(view(2 * kBytes), false, leaving);
+  EXPECT(leaving == std::vector{kA});
+  ledger.set_state(kA, residency::State::kHost);
+  const residency::RangeId next = schedule.next_fetch(view(kBytes + unplanned));
+  // The budget is one unit above the plan's capacity: so much goes unnoticed.
+  EXPECT(next == (unplanned > kBytes ? residency::kNoRange : kA));
+  EXPECT(schedule.next_fetch(view(kBytes)) == (unplanned > kBytes ? kA : residency::kNoRange));
+}
+
 }  // namespace
 
 int main() {
@@ -129,4 +165,7 @@ int main() {
   run(false);  // a plan next to the active one
   copies_wait_for_collectives(true);
   copies_wait_for_collectives(false);
+  fetches_count_what_is_not_planned(0);
+  fetches_count_what_is_not_planned(kBytes);
+  fetches_count_what_is_not_planned(kBytes + 1);
 }
