@@ -120,11 +120,10 @@ Status Transfers::bring_in(const std::vector<RangeId>& ids, const cu::CUstream* 
   // The dead bytes that make room for it must be dropped first: of mapped memory no more than
   // `wait_for_room` says.
   if (!state_.mapped()) UMEM_RETURN_IF_ERROR(local_.make_wait(in_, last_discard_));
-  for (RangeId id : ids) {
-    const Unit& unit = state_.ledger.at(id);
-    UMEM_RETURN_IF_ERROR(out_.make_wait(in_, unit.departure));
-    if (state_.mapped()) UMEM_RETURN_IF_ERROR(drops_.make_wait(in_, unit.populated));
-  }
+  for (RangeId id : ids) UMEM_RETURN_IF_ERROR(out_.make_wait(in_, state_.ledger.at(id).departure));
+  for (RangeId id : ids)
+    if (state_.mapped())
+      UMEM_RETURN_IF_ERROR(drops_.make_wait(in_, state_.ledger.at(id).populated));
   events_.clear();
   // Uses on the host must be over. The driver sees to that where it moves the bytes.
   if (state_.mapped()) UMEM_RETURN_IF_ERROR(after_uses_away(ids));
