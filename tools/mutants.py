@@ -88,17 +88,12 @@ MUTANTS = (
         "UMEM_RETURN_IF_ERROR(wait_for(verb, spans, after, before));", "", MAPPED,
     ),
     Mutant(
-        "a new block is placed before its addresses are given back", _TRANSFERS,
-        "UMEM_RETURN_IF_ERROR(drops_.make_wait(local_, std::max(unit.populated, last_parts_)));",
-        "", MAPPED,
-    ),
-    Mutant(
         "memory of the host is replaced while an operator uses it", "engine/lane.cpp",
         "if (fresh && std::none_of(", "if (fresh || std::none_of(", MAPPED,
     ),
     Mutant(
         "dead memory leaves once room is short", _MOVES,
-        "if (room > 0 && !state_.fits(room)) discard_dead(room);", "", MAPPED,
+        "if (room > 0 && !state_.fits(room)) discard_dead(room);", "", PLANS,
     ),
     Mutant(
         "mapped memory comes in while it is used on the host", _TRANSFERS,

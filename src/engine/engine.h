@@ -65,9 +65,9 @@ class Engine {
   // Call it before the range is returned to the driver, which must come after the moves up to the
   // ticket are issued.
   Ticket forget(RangeId id);
-  // Bytes of the budget that are kept free of live blocks while a plan is followed, so that a new
-  // block need not wait until others have left: only of mapped memory, whose addresses must have
-  // memory before an op is launched.
+  // Bytes of the budget that are kept free while a plan moves others, so that a new block need not
+  // wait until they have left: only of mapped memory, whose addresses must have memory before an op
+  // is launched.
   std::size_t room_ahead() const { return moves_.room_ahead(); }
   // The ticket of the last move out.
   Ticket last_departure() { return transfers_.out().last(); }

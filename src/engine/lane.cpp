@@ -92,19 +92,18 @@ Status Lane::close() {
 Result<Ticket> Lane::submit(Verb verb, const std::vector<managed::MemSpan>& spans,
                             const std::vector<cu::CUevent>& after, bool copies) {
   const Ticket ticket = ++last_;
-  Job job{ticket, verb, spans, after, std::exchange(before_, {}), copies};
   if (threaded_) {
     {
       const std::lock_guard guard(mutex_);
-      waiting_.push_back(std::move(job));
+      waiting_.push_back({ticket, verb, spans, after, std::exchange(before_, {}), copies});
       waiting_bytes_ += leaving(verb, spans);
     }
     changed_.notify_all();
     return ticket;
   }
-  Status status = make(job);
+  Status status = make(verb, spans, after, std::exchange(before_, {}), copies);
   const std::lock_guard guard(mutex_);
-  const Status finished = finish(job, leaving(verb, spans));
+  const Status finished = finish(ticket, verb, leaving(verb, spans));
   if (!status.ok() && !usable(status)) return status;
   failures_ += status.ok() && finished.ok() ? 0 : 1;
   return ticket;
@@ -112,11 +111,13 @@ Result<Ticket> Lane::submit(Verb verb, const std::vector<managed::MemSpan>& span
 
 // Nothing else would make mapped bytes usable, so a call that fails once is made again. The thread
 // may not have the context, if the driver refused it at first.
-Status Lane::make(const Job& job) {
-  Status status = issue(job.verb, job.spans, job.after, job.before, job.copies);
+Status Lane::make(Verb verb, const std::vector<managed::MemSpan>& spans,
+                  const std::vector<cu::CUevent>& after, const std::vector<Before>& before,
+                  bool copies) {
+  Status status = issue(verb, spans, after, before, copies);
   if (!mapped_ || status.ok()) return status;
   UMEM_RETURN_IF_ERROR(check(table_.cuCtxSetCurrent(place_.context), Entry::cuCtxSetCurrent));
-  return issue(job.verb, job.spans, job.after, job.before, job.copies);
+  return issue(verb, spans, after, before, copies);
 }
 
 Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,
@@ -257,14 +258,13 @@ Result<cu::CUevent> Lane::take_event() {
 }
 
 // Requires the lock. All moves of mapped memory but a copy to the device are over once issued.
-Status Lane::finish(const Job& job, std::size_t bytes) {
-  if (!mapped_ || job.verb == Verb::kBringIn || !under_way_.empty())
-    return record_end(job.ticket, bytes);
-  UMEM_ASSERT(job.ticket > issued_, "a lane issues in the order of submission");
-  issued_ = complete_ = job.ticket;
+Status Lane::finish(Ticket ticket, Verb verb, std::size_t bytes) {
+  const bool over = mapped_ && verb != Verb::kBringIn;
+  if (!over || missed_ > 0 || !under_way_.empty()) return record_end(ticket, bytes);
+  UMEM_ASSERT(ticket > issued_, "a lane issues in the order of submission");
+  issued_ = complete_ = ticket;
   issued_bytes_ += bytes;
   complete_bytes_ = issued_bytes_;
-  missed_ = 0;
   return {};
 }
 
@@ -418,13 +418,13 @@ void Lane::work() {
     const Job job = std::move(waiting_.front());
     waiting_.pop_front();
     guard.unlock();
-    Status status = make(job);
+    Status status = make(job.verb, job.spans, job.after, job.before, job.copies);
     if (mapped_ && !status.ok() && !usable(status)) note(job.ticket, status);
     guard.lock();
     const std::size_t bytes = leaving(job.verb, job.spans);
     UMEM_ASSERT(waiting_bytes_ >= bytes, "what is issued was counted as waiting");
     waiting_bytes_ -= bytes;
-    const Status finished = finish(job, bytes);
+    const Status finished = finish(job.ticket, job.verb, bytes);
     failures_ += (status.ok() ? 0 : 1) + (finished.ok() ? 0 : 1);
     changed_.notify_all();
   }

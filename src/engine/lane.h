@@ -107,12 +107,14 @@ class Lane {
   Status catch_up();
   Status write_back(const std::vector<managed::MemSpan>& spans);
   Status drop(const std::vector<managed::MemSpan>& spans);
-  Status finish(const Job& job, std::size_t bytes);
+  Status finish(Ticket ticket, Verb verb, std::size_t bytes);
   Status record_end(Ticket ticket, std::size_t bytes);
   Result<cu::CUevent> take_event();
   void poll();
   std::size_t bytes_under_way() const;
-  Status make(const Job& job);
+  Status make(Verb verb, const std::vector<managed::MemSpan>& spans,
+              const std::vector<cu::CUevent>& after, const std::vector<Before>& before,
+              bool copies);
   // Out of device memory, mapped bytes are usable on the host.
   bool usable(const Status& status) const {
     return mapped_ && status.code() == Code::kOutOfDeviceMemory;

@@ -26,9 +26,10 @@ bool Moves::fits_on_host(RangeId id) {
 }
 
 // The lane waits until departures under way have left room for the resident bytes. Dead bytes make
-// room at once: they are dropped first.
+// room at once: they are dropped first, unless they leave like others, after the work that used
+// them.
 Status Moves::wait_for_space(Lane& lane) {
-  if (state_.ledger.dead_bytes() > 0 && transfers_.local().can_discard())
+  if (!state_.mapped() && state_.ledger.dead_bytes() > 0 && transfers_.local().can_discard())
     discard_dead(transfers_.out().under_way());
   const std::size_t full = std::min(state_.taken(), state_.limits.budget_bytes);
   return transfers_.wait_for_room(lane, state_.limits.budget_bytes - full);
@@ -174,6 +175,7 @@ std::size_t Moves::room_ahead() const {
 }
 
 void Moves::drop_ahead() {
+  if (!state_.follows_plans() || !state_.planned->moves()) return;
   const std::size_t room = room_ahead();
   if (room > 0 && !state_.fits(room)) discard_dead(room);
 }

@@ -32,7 +32,8 @@ class Moves {
   void evict_ahead();
   // Bytes that `drop_ahead` keeps free; 0 unless the memory is mapped.
   std::size_t room_ahead() const;
-  // Drops dead bytes before room is short: a new block need not wait for the work that used them.
+  // Drops dead bytes before room is short, while a plan moves others: a new block need not wait for
+  // the work that used them.
   void drop_ahead();
   void step_ended();
   // Parts a joined layout (sharing.h); what the program keeps comes back at once. With `leaving`,

@@ -134,6 +134,7 @@ void Sharing::retire(RangeId id) {
   if (state_.mapped() && !unit.joined) {  // no other block takes its pages over
     const CallScope scope(state_.table, state_.place);
     state_.count_error(transfers_.discard({id}));
+    pages_.populated = std::max(pages_.populated, ledger.at(id).populated);
     resident = false;
   }
   ledger.set_state(id, State::kNone);

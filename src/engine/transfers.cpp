@@ -10,7 +10,7 @@ using driver::CallScope;
 Transfers::Transfers(EngineState& state)
     : state_(state),
       in_(state.table, state.place, state.mapped(), state.mapped()),
-      out_(state.table, state.place, state.asynchronous(), state.mapped()),
+      out_(state.table, state.place, state.asynchronous() || state.mapped(), state.mapped()),
       local_(state.table, state.place, false, state.mapped()),
       drops_(state.table, state.place, true, state.mapped()),
       streams_(state.table, state.place) {}
@@ -243,7 +243,7 @@ Status Transfers::submit_out(Verb verb, const std::vector<RangeId>& ids, bool co
     const Unit& unit = state_.ledger.at(id);
     UMEM_RETURN_IF_ERROR(after_uses(id));
     // Units that no op waited for may still be on their way in, or being populated.
-    if (unit.prefetched_unused || state_.asynchronous())
+    if (unit.prefetched_unused || state_.asynchronous() || state_.mapped())
       UMEM_RETURN_IF_ERROR(in_.make_wait(out_, unit.arrival));
     UMEM_RETURN_IF_ERROR(drops().make_wait(out_, unit.populated));
   }

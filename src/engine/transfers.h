@@ -79,8 +79,7 @@ class Transfers {
   const std::vector<managed::MemSpan>& spans_of(const std::vector<RangeId>& ids);
 
   EngineState& state_;
-  // All that are open.
-  std::vector<Lane*> lanes();
+  std::vector<Lane*> lanes();  // all that are open
 
   Lane in_, out_, local_, drops_;
   Ticket last_discard_ = 0, last_parts_ = 0;  // the last discard, and the last one of given spans

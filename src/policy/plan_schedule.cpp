@@ -225,8 +225,10 @@ bool PlanSchedule::admits(const CandidateView& view, const Fetch& fetch) const {
   return max + unplanned_bytes(view) + plan.bytes[index(fetch.tensor)] <= plan.capacity;
 }
 
-// A tensor that lives between two ops lives in both.
+// A tensor that lives between two ops lives in both. Plans fill their capacity, and only those for
+// mapped memory leave some of the budget free, so that others would wait for the least excess.
 std::int64_t PlanSchedule::unplanned_bytes(const CandidateView& view) const {
+  if (!view.mapped) return 0;
   const std::size_t next = cursor_.next_op();
   std::int64_t planned = occupancy_.at(next);
   if (next > 0) planned = std::min(planned, occupancy_.at(next - 1) + started_bytes_);
@@ -240,7 +242,7 @@ void PlanSchedule::started(const Fetch& fetch) {
   if (gated() && fetch.planned)
     occupancy_.add(cursor_.next_op(), static_cast<std::size_t>(fetch.by),
                    cursor_.plan().bytes[index(fetch.tensor)]);
-  started_bytes_ += cursor_.plan().bytes[index(fetch.tensor)];
+  if (fetch.planned) started_bytes_ += cursor_.plan().bytes[index(fetch.tensor)];
   if (fetch.planned && fetch.by >= n) ahead_.push_back(fetch);
   back(fetch);
 }

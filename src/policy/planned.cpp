@@ -230,6 +230,10 @@ std::size_t Planned::headroom() const {
   return active_ ? static_cast<std::size_t>(active_->cursor.plan().headroom) : 0;
 }
 
+bool Planned::moves() const {
+  return active_ && !active_->cursor.plan().evict_after.empty();
+}
+
 bool Planned::gated() const {
   return active_ && active_->cursor.plan().gated != 0;
 }

@@ -63,6 +63,8 @@ class Planned {
   void evictions(const CandidateView& view, std::vector<RangeId>& out);
   // Bytes to be kept free beyond what is needed.
   std::size_t headroom() const;
+  // True if the acting plan evicts.
+  bool moves() const;
   // True if the acting plan says for each op what is on the device: room that is made beyond what
   // is needed would be filled again at once.
   bool gated() const;

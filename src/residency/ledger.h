@@ -69,7 +69,7 @@ struct Unit {
   cu::CUstream stream = nullptr;  // the stream that its blocks are allocated on
   std::uint64_t arrival = 0;      // the inbound lane's ticket; 0: nothing is under way
   std::uint64_t departure = 0;    // the outbound lane's ticket
-  std::uint64_t populated = 0;    // the local lane's ticket
+  std::uint64_t populated = 0;    // the local lane's ticket; of mapped memory its last discard's
 
   // An op that is not over may have allocated it for itself, or a block in it.
   bool may_be_used_unseen() const { return segment || fresh; }

@@ -46,16 +46,17 @@ std::uint32_t group(const Op* op) {
 Result<arena::Allocation> take_block(DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
                                      const Op* op) {
   Device& device = *lock.device();
-  device.engine.finish_retired();
   retire_reclaimed(device);
+  device.engine.finish_retired();  // also of those
   give_up_layout(device);
   Result<arena::Allocation> block = device.arena.allocate(bytes, stream, group(op));
   if (block.ok()) return block;
   ++device.arena.stats().retries;
   // The driver has no more memory: free the cache.
   UMEM_RETURN_IF_ERROR(trim_cache(device, 0));
-  UMEM_RETURN_IF_ERROR(wait_until_freed(lock));
+  UMEM_RETURN_IF_ERROR(wait_until_freed(lock));  // without the lock for a while
   device.engine.finish_retired();
+  give_up_layout(device);
   return device.arena.allocate(bytes, stream, group(op));
 }
 

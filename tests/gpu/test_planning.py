@@ -179,3 +179,32 @@ print("fine")
 """
     )
     assert out == "fine\n", err
+
+
+def test_a_plan_for_mapped_memory_keeps_room_for_the_next_block(program: Program) -> None:
+    """Dead memory leaves ahead: the block need not wait for the work that used it."""
+    out, _ = program(
+        TRAINING
+        + """
+enable(budget="96MiB", policy="auto", backing="mapped")
+step = training("cuda", count=24, rows=1024)
+for _ in range(8):
+    step()
+torch.cuda.synchronize()
+assert core.plan_status()["complete"] > 0
+room, short = core.room_ahead(), []
+def kept_free(*_):
+    torch.cuda.synchronize()
+    for _ in range(200):
+        free, total = torch.cuda.mem_get_info()
+        if (96 << 20) - (total - free) >= room:
+            return
+        time.sleep(0.005)
+    short.append((96 << 20) - (total - free))
+torch.nn.modules.module.register_module_forward_hook(kept_free)
+torch.nn.modules.module.register_module_full_backward_hook(kept_free)
+step()
+print(room, short)
+"""
+    )
+    assert out == f"{3 << 20} []\n"

@@ -89,6 +89,29 @@ WAITS = {
 }
 
 
+def test_a_mapped_block_waits_for_the_work_that_used_its_addresses(
+    waiting: Callable[..., str],
+) -> None:
+    """34 and 36 MiB have the same addresses in turn, and each has memory of its own."""
+    out = waiting(
+        """
+        enable("128MiB", backing="mapped")
+        x = empty(34)
+        hold_up(wait_to_go)
+        x.fill_(1)
+        del x
+        thread = Thread(lambda: (time.sleep(0.5), go.set()))
+        y = empty(36)
+        print(go.is_set())
+        y.fill_(2)
+        torch.cuda.synchronize()
+        thread.finish()
+        del y
+        """
+    )
+    assert out == "True\n"
+
+
 @two_devices
 @pytest.mark.parametrize("name", WAITS)
 def test_a_thread_that_waits_for_its_device_holds_up_no_other_device(

@@ -142,7 +142,7 @@ policy::Plan that_fetches() {
 void fetches_count_what_is_not_planned(std::int64_t unplanned) {
   residency::Ledger ledger = both_here();
   const auto view = [&](std::int64_t used) {
-    return residency::CandidateView{ledger, 0, static_cast<std::size_t>(3 * kBytes - used)};
+    return residency::CandidateView{ledger, 0, static_cast<std::size_t>(3 * kBytes - used), true};
   };
   policy::PlanCursor cursor(that_fetches(), {kA, kB});
   policy::PlanSchedule schedule(cursor);

@@ -20,7 +20,7 @@ REFUSED = {
     "a smaller GPU under the guard": (
         "cuda", {"device": "cuda:8GiB", "guard": "on"}, "device=: .*guard=off",
     ),
-    "a limit of writes without a disk": ("soft", {"disk_writes": "1GB/day"}, "disk_writes=.*a disk"),
+    "a limit without a disk": ("soft", {"disk_writes": "1GB/day"}, "disk_writes=.*a disk"),
     "a GPU's budget below the floor": ("cuda", {"budget": "2MiB"}, "budget=: .*floor"),
     "recomputation without torch": (
         "cuda", {"allocator": "none", "recompute": "auto"}, "recompute=: .*allocator=none",

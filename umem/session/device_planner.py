@@ -185,7 +185,7 @@ class DevicePlanner:
         device = current_device.for_plans(step.device)
         budget = step.budget
         if trace.peak_bytes > budget:
-            budget -= core.room_ahead(self._number)
+            budget -= min(core.room_ahead(self._number), budget)
         plan = self._policy.plan(trace, device, budget)
         second = getattr(self._policy, "second", None)
         return plan, second and partial(second, trace, device, budget)
