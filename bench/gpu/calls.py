@@ -6,6 +6,7 @@ work those off, which calls wait for a way out that is under way, and what compu
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import time
 from collections.abc import Callable
@@ -13,12 +14,27 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
-from gpu.device import DEVICE, DISCARD, HOST, RENEW, Action, Advice, Block, Gpu, elapsed
+from gpu.device import (
+    DEVICE,
+    DISCARD,
+    HOST,
+    RENEW,
+    SIZE,
+    U64,
+    Access,
+    Action,
+    Advice,
+    Block,
+    Gpu,
+    Properties,
+    elapsed,
+)
 from gpu.parts import Bench
 from umem.base.units import PAGE_BYTES, format_bytes
 
 PAUSE = 5e-4  # seconds between calls that are timed while bytes leave
 OUT_LANE = 3  # the way out; other calls use lane 0
+MAPPINGS = 4  # times that memory is mapped beside a copy
 Call = Callable[[Block, int], object]  # on a block and a lane
 
 
@@ -114,6 +130,52 @@ class _Calls(Gpu):
                     moving.result()
                 self.add(f"{name}, while bytes leave", during, "us")
                 self.add(f"{name}, while bytes leave, longest", [max(during)], "us")
+
+    def mapping(self) -> None:
+        """Time the calls that map device memory, alone and beside copies, whole or in pieces.
+
+        `backing=mapped` makes them for each block that comes or leaves.
+        """
+        torch, size = self.torch, self.config.calls[-1]
+        hosts = [torch.empty(self.size // 4, pin_memory=True) for _ in range(2)]
+        plain = [torch.empty(self.size // 4, device="cuda") for _ in range(2)]
+        reserve = (SIZE(size), SIZE(0), U64(0), U64(0))
+        span = (U64(self.driver.number("cuMemAddressReserve", *reserve)), SIZE(size))
+        handle, made, access = U64(), ctypes.byref(Properties()), ctypes.byref(Access())
+        calls = {
+            "cuMemCreate": (ctypes.byref(handle), SIZE(size), made, U64(0)),
+            "cuMemMap": (*span, SIZE(0), handle, U64(0)),
+            "cuMemSetAccess": (*span, access, SIZE(1)),
+            "cuMemUnmap": span,
+            "cuMemRelease": (handle,),
+        }
+
+        def copy(way: str, piece: int) -> None:
+            lane, number = (self.lanes[OUT_LANE], 0) if way == "out" else (self.lanes[0], 1)
+            pairs = zip(
+                plain[number].split(piece // 4), hosts[number].split(piece // 4), strict=True
+            )
+            with torch.cuda.stream(lane):
+                for device, host in pairs:
+                    to, of = (host, device) if way == "out" else (device, host)
+                    to.copy_(of, non_blocking=True)
+
+        cases = [("alone", "", 0)]
+        for piece in (self.size, self.config.calls[0]):
+            beside = f"copies of {format_bytes(piece)}"
+            cases += [(f"beside {beside} {way}", way, piece) for way in ("out", "in")]
+        for label, way, piece in cases:
+            times: dict[str, list[float]] = {name: [] for name in calls}
+            for _ in self.deadline.rounds(self.config.rounds):
+                self.sync()
+                if way:
+                    copy(way, piece)
+                for name, arguments in tuple(calls.items()) * MAPPINGS:
+                    times[name].append(elapsed(partial(self.driver.call, name, *arguments)))
+            self.sync()
+            for name, seconds in times.items():
+                self.add(f"{name} of {format_bytes(size)}, {label}", seconds, "us")
+        self.driver.call("cuMemAddressFree", *span)
 
     def _allocate(self) -> None:
         with self.guard.share(PAGE_BYTES, "an allocation to time"):

@@ -35,6 +35,8 @@ ENTRIES = {
     "cuDriverGetVersion": 2020, "cuCtxGetCurrent": 4000, "cuCtxSetCurrent": 4000,
     "cuMemGetInfo": 3020, "cuMemAllocManaged": 6000, "cuMemFree": 3020, "cuMemAdvise": 12020,
     "cuMemPrefetchAsync": 12020, "cuMemPrefetchBatchAsync": 13000, DISCARD: 13000, RENEW: 13000,
+    "cuMemAddressReserve": 10020, "cuMemAddressFree": 10020, "cuMemCreate": 10020,
+    "cuMemRelease": 10020, "cuMemMap": 10020, "cuMemUnmap": 10020, "cuMemSetAccess": 10020,
 }  # fmt: skip
 Action = Callable[[], object]
 U64, SIZE, POINTER = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
@@ -63,6 +65,27 @@ class Advice(IntEnum):
 
 class _Location(ctypes.Structure):
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class Properties(ctypes.Structure):
+    """CUmemAllocationProp: of memory that is mapped, by default the device's."""
+
+    _fields_ = (
+        ("type", ctypes.c_int), ("handles", ctypes.c_int), ("location", _Location),
+        ("metadata", POINTER), ("flags", ctypes.c_ubyte * 8),
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__(1, 0, _Location(*DEVICE))
+
+
+class Access(ctypes.Structure):
+    """CUmemAccessDesc: reads and writes by the device."""
+
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+    def __init__(self) -> None:
+        super().__init__(_Location(*DEVICE), 3)
 
 
 class Driver:
