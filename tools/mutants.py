@@ -88,10 +88,6 @@ MUTANTS = (
         "UMEM_RETURN_IF_ERROR(wait_for(verb, spans, after, before));", "", MAPPED,
     ),
     Mutant(
-        "memory of the host is replaced while an operator uses it", "engine/lane.cpp",
-        "if (fresh && std::none_of(", "if (fresh || std::none_of(", MAPPED,
-    ),
-    Mutant(
         "dead memory leaves once room is short", _MOVES,
         "if (room > 0 && !state_.fits(room)) discard_dead(room);", "", PLANS,
     ),
