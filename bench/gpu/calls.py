@@ -136,9 +136,7 @@ class _Calls(Gpu):
 
         `backing=mapped` makes them for each block that comes or leaves.
         """
-        torch, size = self.torch, self.config.calls[-1]
-        hosts = [torch.empty(self.size // 4, pin_memory=True) for _ in range(2)]
-        plain = [torch.empty(self.size // 4, device="cuda") for _ in range(2)]
+        size, copy = self.config.calls[-1], self.pinned_copies()
         reserve = (SIZE(size), SIZE(0), U64(0), U64(0))
         span = (U64(self.driver.number("cuMemAddressReserve", *reserve)), SIZE(size))
         handle, made, access = U64(), ctypes.byref(Properties()), ctypes.byref(Access())
@@ -149,16 +147,6 @@ class _Calls(Gpu):
             "cuMemUnmap": span,
             "cuMemRelease": (handle,),
         }
-
-        def copy(way: str, piece: int) -> None:
-            lane, number = (self.lanes[OUT_LANE], 0) if way == "out" else (self.lanes[0], 1)
-            pairs = zip(
-                plain[number].split(piece // 4), hosts[number].split(piece // 4), strict=True
-            )
-            with torch.cuda.stream(lane):
-                for device, host in pairs:
-                    to, of = (host, device) if way == "out" else (device, host)
-                    to.copy_(of, non_blocking=True)
 
         cases = [("alone", "", 0)]
         for piece in (self.size, self.config.calls[0]):

@@ -178,6 +178,27 @@ class Gpu:
                 self.sync()
                 self.free(ptr)
 
+    def pinned_copies(self) -> Callable[[str, int], None]:
+        """Return a function that starts to copy `size` bytes "in" or "out", in pieces of so many.
+
+        It copies between plain device memory and pinned memory, each way on a lane of its own.
+        """
+        torch, count = self.torch, self.size // 4
+        lanes = dict(zip(("in", "out"), self.lanes, strict=False))
+        pairs = {
+            way: (torch.empty(count, device="cuda"), torch.empty(count, pin_memory=True))
+            for way in lanes
+        }
+
+        def start(way: str, piece: int) -> None:
+            parts = (each.split(piece // 4) for each in pairs[way])
+            with torch.cuda.stream(lanes[way]):
+                for device, host in zip(*parts, strict=True):
+                    to, of = (device, host) if way == "in" else (host, device)
+                    to.copy_(of, non_blocking=True)
+
+        return start
+
     def allocate(self, nbytes: int) -> int:
         """Allocate managed memory that the guard has granted."""
         return self.driver.number("cuMemAllocManaged", SIZE(nbytes), ctypes.c_uint(ATTACH_GLOBAL))

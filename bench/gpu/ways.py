@@ -43,17 +43,13 @@ class _Ways(Gpu):
 
     def pinned(self) -> None:
         """Copy between pinned memory and plain device memory, each way and both at once."""
-        torch, count = self.torch, self.size // 4
-        hosts = [torch.empty(count, pin_memory=True) for _ in range(2)]
-        plain = [torch.empty(count, device="cuda") for _ in range(2)]
+        start = self.pinned_copies()
 
-        def copy(*ways: int) -> None:
+        def copy(*ways: str) -> None:
             for way in ways:
-                pair = (plain[way], hosts[way])
-                with torch.cuda.stream(self.lanes[way]):
-                    pair[way].copy_(pair[1 - way], non_blocking=True)
+                start(way, self.size)
 
-        for name, ways in (("in", (0,)), ("out", (1,)), ("both", (0, 1))):
+        for name, ways in (("in", ("in",)), ("out", ("out",)), ("both", ("in", "out"))):
             seconds = self.timed(partial(copy, *ways))
             self._keep(f"pinned {name}", f"{name}, pinned copies", len(ways) * self.size, seconds)
 
