@@ -1,9 +1,9 @@
 """Coverage of the tests at commits: ``python bench/covered.py e4299fc HEAD``.
 
 Each commit is built in a clone of its own, with counters in the native code, and runs the tests of
-`make test` under coverage.py, which follows the processes that tests start. Sanitizers are left
-out, because they build other binaries, and so are tests that need a CUDA build of torch. Counters
-slow tests down, and a few that compare times may fail; the report has their names.
+`make test` and of `make test-cuda` under coverage.py, which follows the processes that tests start.
+Sanitizers are left out, because they build other binaries. Counters slow tests down, and a few that
+compare times may fail; the report has their names.
 Writes bench/results/covered_<hardware>_<date>.{json,md}.
 """
 
@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,14 @@ umem =
     {clone}/umem
     */site-packages/umem
 """
-LEFT_OUT = ("tests/native/test_sanitizers.py", "tests/softcuda", "tests/gpu")
+CUDA_TESTS = ("tests/softcuda", "tests/gpu")
+# Tests by the environment that runs them.
+WHOLE = {
+    ".venv": tuple(f"--ignore={it}" for it in ("tests/native/test_sanitizers.py", *CUDA_TESTS)),
+    ".venv-cuda": CUDA_TESTS,
+}
+SMOKE = {".venv": ("tests/unit/test_units.py",), ".venv-cuda": ("tests/gpu/test_snapshot.py",)}
+TOOLS = ("coverage", "gcovr", "pytest-xdist")
 KINDS = ("lines", "branches")
 
 
@@ -60,12 +67,14 @@ def prepare(commit: str, clone: Path) -> None:
     output_of(["git", "checkout", "-q", commit], cwd=clone)
     build = clone / "CMakeLists.txt"
     build.write_text(build.read_text().replace("UNITY_BUILD ON", "UNITY_BUILD OFF"))
-    places = [f"VENV={clone}/.venv", f"BUILD_VENV={clone}/.venv-build"]
+    make = ["make", f"VENV={clone}/.venv", f"BUILD_VENV={clone}/.venv-build",
+            f"CUDA_VENV={clone}/.venv-cuda"]  # fmt: skip
     flags = {"CXXFLAGS": "--coverage -fprofile-update=atomic", "LDFLAGS": "--coverage"}
-    make = ["make", *places, f"{clone}/.venv/.installed"]
-    output_of(make, cwd=clone, env={**os.environ, **flags})
-    tools = ("coverage", "gcovr", "pytest-xdist")
-    output_of([".venv/bin/python", "-m", "pip", "install", "-q", *tools], cwd=clone)
+    output_of([*make, f"{clone}/.venv-cuda/softcuda/.built"], cwd=clone)  # the driver is not umem
+    for venv in WHOLE:
+        counted = {**os.environ, **flags}
+        output_of([*make, f"{clone}/{venv}/.installed"], cwd=clone, env=counted)
+        output_of([f"{venv}/bin/python", "-m", "pip", "install", "-q", *TOOLS], cwd=clone)
 
 
 def counts_of(clone: Path) -> Path:
@@ -73,25 +82,31 @@ def counts_of(clone: Path) -> Path:
     return clone.with_name(f"{clone.name}-counts")
 
 
-def count(clone: Path, workers: int, tests: Sequence[str]) -> None:
+def count(clone: Path, workers: int, tests: Mapping[str, Sequence[str]]) -> None:
     """Run the tests in a clone; the log, counts and summaries stay beside it."""
     data = counts_of(clone)
     data.mkdir()
     (data / "settings").write_text(SETTINGS.format(data=data, clone=clone))
     words = ["-q", "-p", "no:cacheprovider", "-n", str(workers), "--dist", "loadfile"]
     words += ["--no-loadscope-reorder", "--max-worker-restart=0"]
-    words += [*(f"--ignore={each}" for each in LEFT_OUT), *tests]
+    softcuda = clone / ".venv-cuda"
     env = {
         **os.environ,
         "COVERAGE_RCFILE": str(data / "settings"),
         "GCOV_ERROR_FILE": str(data / "gcov"),
     }
-    coverage = [".venv/bin/python", "-m", "coverage"]
+    of_cuda = {
+        "SOFTCUDA_LIB": str(softcuda / "softcuda" / "lib"),
+        "SOFTCUDA_PYTHON": str(softcuda / "bin" / "python"),
+    }
     with (data / "log").open("w") as log:  # tests may fail
-        subprocess.run(
-            [*coverage, "run", "-m", "pytest", *words], cwd=clone, env=env, check=False,
-            stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        for venv, its in tests.items():
+            subprocess.run(
+                [f"{venv}/bin/python", "-m", "coverage", "run", "-m", "pytest", *words, *its],
+                cwd=clone, env=env | (of_cuda if venv == softcuda.name else {}), check=False,
+                stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+    coverage = [".venv/bin/python", "-m", "coverage"]
     output_of([*coverage, "combine", "-q"], cwd=clone, env=env)
     output_of([*coverage, "json", "-q", "-o", str(data / "python.json")], cwd=clone, env=env)
     gcovr = [
@@ -135,7 +150,9 @@ def share(numbers: dict[str, int], kind: str) -> float:
     return 100 * numbers[f"{kind} covered"] / (numbers[kind] or 1)
 
 
-def measured(commit: str, clone: Path, workers: int, tests: Sequence[str]) -> dict[str, Any]:
+def measured(
+    commit: str, clone: Path, workers: int, tests: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
     """Measure a commit in this clone, or read the measurement that is there.
 
     One that was interrupted begins again: its counts would be added to those of the next.
@@ -147,8 +164,8 @@ def measured(commit: str, clone: Path, workers: int, tests: Sequence[str]) -> di
         count(clone, workers, tests)
     log = (counts_of(clone) / "log").read_text().splitlines()
     failed = [line.split(" - ")[0] for line in log if line.startswith(("FAILED", "ERROR"))]
-    end = next((line for line in reversed(log) if re.search(r"\d passed", line)), "")
-    return {"commit": commit, "tests": end.strip("= "), "failed": failed, "sums": sums(clone)}
+    ends = [line.strip("= ") for line in log if re.search(r"\d passed.* in ", line)]
+    return {"commit": commit, "tests": ends, "failed": failed, "sums": sums(clone)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -165,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if len(options.commits) > 2:
         parser.error(f"{len(options.commits)} commits; allowed: one, or two to compare")
     folder = results_folder(parser, options)
-    tests = ["tests/unit/test_units.py"] if options.smoke else []
+    tests = SMOKE if options.smoke else WHOLE
     clones = options.folder / ("smoke" if options.smoke else "whole")
     whole = [
         output_of(["git", "rev-parse", "--verify", f"{commit}^{{commit}}"], cwd=ROOT).strip()
@@ -177,11 +194,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             clone = (clones / commit[:12]).resolve()
             rows.append(measured(commit, clone, options.workers, tests))
             advance(1)
-    report = Report("covered", {"workers": options.workers, "tests": " ".join(tests) or "all"})
+    which = "few" if options.smoke else "all"
+    report = Report("covered", {"workers": options.workers, "tests": which})
     report.versions |= dict(zip(("after", "before"), reversed(whole), strict=False))
     for row in rows:
         name = row["commit"][:12]
-        report.sections += [f"{name}: {row['tests']}", "", *(f"- {it}" for it in row["failed"]), ""]
+        report.sections += [f"{name}: {'; '.join(row['tests'])}", ""]
+        report.sections += [*(f"- {it}" for it in row["failed"]), ""]
         report.results += [
             Result(f"{tree}/, {kind}, {name}", Spread.of([share(row["sums"][tree], kind)]), "%",
                    note=f"of {row['sums'][tree][kind]}")

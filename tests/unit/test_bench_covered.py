@@ -13,6 +13,8 @@ LOG = """\
 ....F                                                                    [100%]
 FAILED tests/unit/test_a.py::test_it - AssertionError: 2 > 1
 ===== 1 failed, 4 passed, 2 skipped in 3.00s =====
+...
+===== 3 passed in 2.00s =====
 """
 
 
@@ -59,8 +61,8 @@ def test_files_are_added_up_by_tree_and_by_room(covered: Any, clone: Path) -> No
 def test_a_measured_commit_is_not_measured_again_and_failures_are_named(
     covered: Any, clone: Path
 ) -> None:
-    row = covered.measured("c0ffee", clone, 1, [])
-    assert row["tests"] == "1 failed, 4 passed, 2 skipped in 3.00s"
+    row = covered.measured("c0ffee", clone, 1, {})
+    assert row["tests"] == ["1 failed, 4 passed, 2 skipped in 3.00s", "3 passed in 2.00s"]
     assert row["failed"] == ["FAILED tests/unit/test_a.py::test_it"]
 
 
@@ -78,7 +80,7 @@ def test_a_measurement_that_was_interrupted_begins_again(
     monkeypatch.setattr(covered, "prepare", prepare)
     (covered.counts_of(clone) / "native.json").unlink()
     with pytest.raises(BeginsError):
-        covered.measured("c0ffee", clone, 1, [])
+        covered.measured("c0ffee", clone, 1, {})
 
 
 def test_three_commits_are_refused_before_anything_is_measured(covered: Any) -> None:
