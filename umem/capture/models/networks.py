@@ -76,7 +76,8 @@ def find(text: str, directory: Path) -> Source:
     if prefix in LIBRARIES:
         found = _of_name(prefix, rest)
         if found is None:
-            raise ConfigError(f"{text!r}: {prefix} has no such model{_hint(prefix, rest)}")
+            hint = did_you_mean(rest, _names(prefix))
+            raise ConfigError(f"{text!r}: {prefix} has no such model{hint}")
         return found
     installed, missing = [], []
     for library in LIBRARIES:
@@ -89,7 +90,7 @@ def find(text: str, directory: Path) -> Source:
             return found
         installed.append(library)
     more = f"; not installed: pip install {' '.join(missing)}" if missing else ""
-    hint = next((each for name in installed if (each := _hint(name, text))), "")
+    hint = did_you_mean(text, [name for library in installed for name in _names(library)])
     raise ConfigError(
         f"{text!r} is no config.json, no folder with one, and no model of "
         f"{' or '.join(installed) or 'an installed library'}{hint}{more}"
@@ -143,14 +144,15 @@ def _load(library: str) -> Any:
     return extras.load(library, f"a model of {library}", library)
 
 
-def _hint(library: str, name: str) -> str:
+def _names(library: str) -> list[str]:
+    """Return the names of a library's models, with those of its other classes."""
     module = _load(library)
-    lists = {"timm": "list_models", "torchvision": "models.list_models"}
-    if library in lists:
-        names = (module if library == "timm" else module.models).list_models()
-    else:
-        names = [each for each in dir(module) if each[:1].isupper()]
-    return did_you_mean(name, names)
+    match library:
+        case "timm":
+            return list(module.list_models())
+        case "torchvision":
+            return list(module.models.list_models())
+    return [name for name in dir(module) if name[:1].isupper()]
 
 
 def _transformers(library: Any, config: Any, kind: Any = None) -> Source:
