@@ -1,6 +1,6 @@
-"""Small traces with known access patterns, for tests.
+"""Small traces with known access patterns, for tests, and their files.
 
-Each yields the events of whole steps. Sizes are requested bytes, times µs.
+Each function of a pattern yields the events of whole steps. Sizes are requested bytes, times µs.
 """
 
 from __future__ import annotations
@@ -8,11 +8,21 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from pathlib import Path
 
 from umem.trace.ids import BlockId, block_ids
-from umem.trace.schema import Alloc, Event, Free, Op, Step
+from umem.trace.schema import Alloc, Event, Free, Header, Op, Step
+from umem.trace.writer import Writer
 
 SMALL = 4096  # a tensor of this size shares its page with others
+
+
+def write(path: Path, events: Iterable[Event], device: str = "a100-pcie4") -> Path:
+    """Write a trace to this file; return the file."""
+    with Writer(path, Header(device, "test", "")) as writer:
+        for event in events:
+            writer.write(event)
+    return path
 
 
 def chain(n: int, size: int, *, us: float = 100.0, steps: int = 1) -> Iterator[Event]:

@@ -14,6 +14,7 @@ pytest.importorskip("torch", reason="the demo trains with torch")
 pytest.importorskip("sklearn", reason="the demo's digits come with scikit-learn")
 
 import torch
+from support import synthetic
 
 from umem import cli
 from umem.base.units import MIB
@@ -147,6 +148,9 @@ class Recorded:
     def __init__(self, spec: RunSpec, on_note: object = None) -> None:
         self.spec = spec
         self.steps = 0
+        if spec.trace is not None:
+            trace = synthetic.training(6, 4 * MIB, 6 * MIB, 2)
+            synthetic.write(Path(spec.trace), trace, "soft:ref")
         self.squeezed = spec.budget not in (None, runner.AMPLE_BYTES)
 
     def __enter__(self) -> Recorded:
@@ -348,6 +352,45 @@ def test_too_few_steps_are_one_line_and_exit_2(capsys: pytest.CaptureFixture[str
         "",
         "umem demo: --steps 2: the first two warm up; allowed: at least 3\n",
     )
+
+
+@pytest.mark.parametrize("kind", ["", "differs"])
+def test_the_command_prints_its_table_and_writes_its_files(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib draws the demo's picture")
+    monkeypatch.setattr(runner, "WorkerProcess", spoilt(kind))
+    monkeypatch.chdir(tmp_path)
+    words = ["demo", "--workload", "gpt", "--steps", "4", "--report", "demo.html"]
+    assert cli.main(words) == (1 if kind else 0)
+    out = capsys.readouterr().out
+    assert "[14/14] gpt, auto, 1/8: 20 ms per step, 2.00x, identical" in out
+    assert "Report of a step of each workload: demo.html" in out
+    assert out.endswith(
+        "1 of 14 runs failed, differ from plain torch or went over budget.\n" if kind
+        else "All 14 runs are bit-identical to plain torch and in budget.\n"
+    )  # fmt: skip
+    assert (tmp_path / "umem-demo.png").stat().st_size > 10_000
+    assert "umem demo: gpt, auto, 1/8 of its peak" in (tmp_path / "demo.html").read_text("utf-8")
+
+
+def test_no_report_is_written_about_a_run_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Untraced(Recorded):
+        def __init__(self, spec: RunSpec, on_note: object) -> None:
+            if spec.trace is not None:
+                raise StateError("no space left")
+            super().__init__(spec)
+
+    monkeypatch.setattr(runner, "WorkerProcess", Untraced)
+    report = tmp_path / "demo.html"
+    words = ["demo", "--quick", "--workload", "gpt", "--json", "--report", str(report)]
+    assert cli.main(words) == 2
+    err = capsys.readouterr().err
+    assert "no trace: no space left" in err
+    assert "no report: the run of gpt that it is about failed" in err
+    assert not report.exists()
 
 
 def test_the_policies_that_the_demo_compares_exist() -> None:

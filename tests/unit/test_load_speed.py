@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.synthetic import write
 
 from umem.base import collector
 from umem.simulation import replay
 from umem.trace.ids import block_ids
-from umem.trace.schema import Alloc, Event, Free, Header, Op, Step
-from umem.trace.writer import Writer
+from umem.trace.schema import Alloc, Event, Free, Op, Step
 
 MIB = 1 << 20
 
@@ -35,11 +35,7 @@ def training(layers: int) -> Iterator[Event]:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    path = tmp_path / "t.jsonl"
-    with Writer(path, Header("a100-pcie4", "test")) as writer:
-        for event in training(10_000):
-            writer.write(event)
-    return path
+    return write(tmp_path / "t.jsonl", training(10_000))
 
 
 def seconds(call: Callable[[], object]) -> float:

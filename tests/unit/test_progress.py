@@ -9,13 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.synthetic import training
+from support.synthetic import training, write
 from support.terminal import Shown, on_a_terminal
 
 from umem.base.progress import over, progress
 from umem.trace.reader import read
-from umem.trace.schema import Header
-from umem.trace.writer import Writer
 
 PROGRAM = """
 import time
@@ -37,11 +35,7 @@ def umem_on_a_terminal(*arguments: str) -> Shown:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
-    path = tmp_path / "t.jsonl"
-    with Writer(path, Header("a100-pcie4", "test", "")) as writer:
-        for event in training(3, 8 << 20, 4 << 20, 2):
-            writer.write(event)
-    return str(path)
+    return str(write(tmp_path / "t.jsonl", training(3, 8 << 20, 4 << 20, 2)))
 
 
 def test_a_terminal_shows_what_is_done_and_the_time_left() -> None:
@@ -118,10 +112,7 @@ def test_reports_show_it_but_not_with_json(trace: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
 def test_reading_a_trace_counts_the_bytes_of_its_file(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    with Writer(path, Header("a100-pcie4", "test", "")) as writer:
-        for event in training(20, 8 << 20, 4 << 20, 600):
-            writer.write(event)
+    path = write(tmp_path / name, training(20, 8 << 20, 4 << 20, 600))
     counted: list[float] = []
     events = sum(1 for _ in read(path, advance=counted.append)[1])
     assert len(counted) == (events + 1) // 4096 > 1

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import schemas, synthetic
 from support.steps import Tensor, make_step, steps
+from support.synthetic import write
 
 from umem.analysis import bounds
 from umem.base.device_profiles import DeviceProfile
@@ -20,10 +21,9 @@ from umem.errors import ConfigError, TraceError
 from umem.policies import registry
 from umem.policies.base import Plan
 from umem.simulation import replay
-from umem.trace.schema import Alloc, Event, Free, Header, Op, Step
+from umem.trace.schema import Alloc, Event, Free, Op, Step
 from umem.trace.step_builder import StepBuilder
 from umem.trace.step_trace import Kind, StepTrace
-from umem.trace.writer import Writer
 
 PAGE = 2 * MIB
 # A page takes 10 µs in and 20 µs out.
@@ -43,13 +43,6 @@ def step_of(events: object) -> StepTrace:
     for event in events:  # type: ignore[attr-defined]
         builder.add(event)
     return builder.step()
-
-
-def write(path: Path, events: object, device: str = "a100-pcie4") -> Path:
-    with Writer(path, Header(device, "test", "")) as writer:
-        for event in events:  # type: ignore[attr-defined]
-            writer.write(event)
-    return path
 
 
 # --- figures known by hand -------------------------------------------------------------------
@@ -273,7 +266,9 @@ def test_json_has_one_object_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_table_marks_the_fastest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "t.jsonl", synthetic.training(6, 2 * PAGE, 4 * PAGE, 2, us=300.0))
+    path = synthetic.write(
+        tmp_path / "t.jsonl", synthetic.training(6, 2 * PAGE, 4 * PAGE, 2, us=300.0)
+    )
     assert main(["replay", str(path), "--policy", "all", "--budget", "60%", "1%"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["policy", "budget", "of"]

@@ -18,9 +18,8 @@ from umem.simulation import replay
 from umem.trace.device_split import DeviceSplit
 from umem.trace.event_columns import by_step
 from umem.trace.ids import BlockId
-from umem.trace.schema import Alloc, Event, Free, Header, Op, Step
+from umem.trace.schema import Alloc, Event, Free, Op, Step
 from umem.trace.step_builder import last_step
-from umem.trace.writer import Writer
 
 PAGE = 2 << 20
 SECOND = 1 << 20  # the second device's ids
@@ -72,11 +71,7 @@ def split_of(device: int) -> list[Event]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    name = tmp_path / "two.jsonl"
-    with Writer(name, Header("a100-pcie4", "test", "")) as writer:
-        for event in both():
-            writer.write(event)
-    return name
+    return synthetic.write(tmp_path / "two.jsonl", both())
 
 
 def rows_of(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
@@ -141,10 +136,7 @@ def test_the_text_has_a_table_for_each_device(
 def test_a_trace_of_one_device_has_no_total(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = tmp_path / "one.jsonl"
-    with Writer(name, Header("a100-pcie4", "test", "")) as writer:
-        for event in split_of(1):
-            writer.write(event)
+    name = synthetic.write(tmp_path / "one.jsonl", split_of(1))
     (row,) = rows_of(capsys, str(name), "--node", "a100-pcie4x4")
     assert "trace_device" not in row
     assert row["device"] == "a100-pcie4"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support import schemas, synthetic
 from support.steps import Tensor, make_step
+from support.synthetic import write
 
 from umem import _core
 from umem.base.device_profiles import DeviceProfile
@@ -24,10 +25,9 @@ from umem.report.timeline import OTHER, MoveKind, Moves, Timeline
 from umem.simulation import replay
 from umem.trace import origin
 from umem.trace.ids import BlockId
-from umem.trace.schema import Alloc, Header
+from umem.trace.schema import Alloc
 from umem.trace.step_builder import StepBuilder
 from umem.trace.step_trace import Kind, StepTrace
-from umem.trace.writer import Writer
 
 PAGE = 2 * MIB
 # A page takes 10 µs in and 20 µs out.
@@ -440,13 +440,6 @@ def test_a_source_line_loses_the_folders_of_its_machine(
 # --- the command -------------------------------------------------------------------------------
 
 
-def write(path: Path, events: Any, device: str = "a100-pcie4") -> Path:
-    with Writer(path, Header(device, "test", "")) as writer:
-        for event in events:
-            writer.write(event)
-    return path
-
-
 def test_the_command_writes_a_page_and_says_where(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -471,7 +464,9 @@ def test_a_traces_module_and_line_are_shown(
                 event = Alloc(event.id, event.bytes, event.tag, event.family, 0, extra)
             yield event
 
-    trace = write(tmp_path / "t.jsonl", named(synthetic.training(6, 4 * PAGE, 6 * PAGE, 2)))
+    trace = synthetic.write(
+        tmp_path / "t.jsonl", named(synthetic.training(6, 4 * PAGE, 6 * PAGE, 2))
+    )
     assert main(["report", str(trace), "--out", str(tmp_path / "r.html"), "--json"]) == 0
     printed = schemas.read("report", capsys.readouterr().out)
     (data,) = data_of((tmp_path / "r.html").read_text())
@@ -539,7 +534,9 @@ def test_of_several_devices_the_one_that_is_asked_for_is_shown(tmp_path: Path) -
                 yield Op("copy", tuple(others), (), 10.0)
             yield event
 
-    trace = write(tmp_path / "t.jsonl", using(synthetic.training(4, 4 * PAGE, 6 * PAGE, 2)))
+    trace = synthetic.write(
+        tmp_path / "t.jsonl", using(synthetic.training(4, 4 * PAGE, 6 * PAGE, 2))
+    )
     out = tmp_path / "r.html"
     assert main(["report", str(trace), "--trace-device", "1", "--out", str(out)]) == 0
     (data,) = data_of(out.read_text())

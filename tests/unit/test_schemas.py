@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from support import schemas
-from support.synthetic import training
+from support.synthetic import training, write
 
 from umem.cli import COMMANDS, _load, _parser, main
-from umem.trace.schema import Header
-from umem.trace.writer import Writer
 
 # The schema of each command's output in docs/schemas.json; None: the program's own, or no output.
 OF = {
@@ -67,10 +65,7 @@ def test_every_command_that_prints_json_has_a_schema() -> None:
 def test_an_output_that_differs_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "t.jsonl"
-    with Writer(path, Header("a100-pcie4", "test", "")) as writer:
-        for event in training(2, 4 << 20, 2 << 20):
-            writer.write(event)
+    path = write(tmp_path / "t.jsonl", training(2, 4 << 20, 2 << 20))
     assert main(["trace", "info", str(path), "--json"]) == 0
     found = schemas.read("trace_info", capsys.readouterr().out)
     for broken in ({**found, "new": 1}, {**found, "ops": "3"}, {"ops": 3}):
