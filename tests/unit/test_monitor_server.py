@@ -350,6 +350,45 @@ def test_top_shows_all_processes(home: Path, capsys: pytest.CaptureFixture[str])
     assert "only one of them" in capsys.readouterr().err
 
 
+def test_top_asks_for_one_of_several_processes(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.start(True, about)
+    other = server.Server(None, about)
+    try:
+        assert main(["top", "--once"]) == 2
+    finally:
+        other.close()
+    told = capsys.readouterr().err
+    assert f"several processes answer: {os.getpid()}" in told
+    assert "--all" in told
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_top_on_a_terminal_shows_samples_until_the_process_ends(
+    home: Path, rich: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if rich:
+        pytest.importorskip("rich")
+    else:
+        monkeypatch.setitem(sys.modules, "rich.live", None)
+    server.start(True, about)
+    left, ask = [None] * 3, server.ask
+
+    def ends(path: Path) -> dict[str, object]:
+        if not left:
+            raise StateError("it ended")
+        left.pop()
+        return ask(path)
+
+    monkeypatch.setattr(server, "ask", ends)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["top", "--interval", "0.01"]) == 0
+    shown = capsys.readouterr().out
+    assert f"umem top: pid {os.getpid()}" in shown
+    assert shown.count("\x1b[H") == 2 or rich  # once a sample after the first
+
+
 def test_top_of_all_says_where_there_are_none(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,9 @@ from umem.base.device_profiles import DeviceProfile
 from umem.base.units import MIB
 from umem.cli import main
 from umem.errors import ConfigError
+from umem.recompute.planner.host_updates import SHARES
 from umem.report import causes, findings, make, page, timeline
+from umem.report.causes import Cause
 from umem.report.timeline import OTHER, MoveKind, Moves, Timeline
 from umem.simulation import replay
 from umem.trace import origin
@@ -297,6 +299,51 @@ def test_a_better_policy_is_named_with_its_own_time() -> None:
     again = replay.replay_step(step, "auto", LINK, step.peak_bytes // 2)
     assert named.step_us == pytest.approx(again.step_us)
     assert again.step_us < shown.line.result.step_us
+
+
+def test_updates_on_the_host_are_a_finding_with_the_time_of_their_replay() -> None:
+    step = step_of(synthetic.training(8, 16 * PAGE, PAGE, 3, us=300.0, optimizer=True))
+    budget = step.peak_bytes // 2
+    for policy, setting in (("auto", "optimizer=auto"), ("lru", "policy=auto optimizer=auto")):
+        shown = content(step, budget, policy)
+        (named,) = [one for one in shown.findings if one.setting == setting]
+        again = replay.replay_shares(step, SHARES, "auto", LINK, budget)
+        assert named.step_us == pytest.approx(again.step_us)
+        assert again.step_us < 0.99 * shown.line.result.step_us
+
+
+def test_what_cannot_be_tried_is_left_out_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = step_of(synthetic.training(8, 16 * PAGE, PAGE, 3, us=300.0, optimizer=True))
+    trials = findings.Trials(step, LINK)
+    assert trials.run("nonsense", 16 * PAGE) is trials.run("nonsense", 16 * PAGE) is None
+    (told,) = trials.left_out
+    assert told.startswith("policy nonsense with ")
+
+    def refused(*_: object, **__: object) -> None:
+        raise ConfigError("not here")
+
+    monkeypatch.setattr(replay, "replay_shares", refused)
+    monkeypatch.setattr(replay, "simulate_recompute", refused)
+    shown = content(step, step.peak_bytes // 2)
+    assert "Not tried: updates on the host: not here." in shown.notes
+    assert "Not tried: recomputation: not here." in shown.notes
+
+
+def test_bytes_fetched_in_vain_name_the_policy_that_wastes_fewer() -> None:
+    step = weights()
+    result = dataclasses.replace(
+        replay.replay_step(step, "lru", LINK, 1 << 30), bytes_in=100 * MIB, stall_us=50.0
+    )
+    causes = [Cause("in, unused", True, "", {"parameters": 10 * MIB})]
+    better = dataclasses.replace(result, policy="auto", prefetched_unused=MIB)
+    (named,) = findings._unused(result, causes, [result, better])
+    assert named.text.startswith("10 MiB, 10 % of the bytes in, were fetched and not used.")
+    assert named.text.endswith("Policy auto wastes 1 MiB.")
+    assert (named.setting, named.step_us, named.weight) == ("policy=auto", result.step_us, 5.0)
+    slower = dataclasses.replace(better, step_us=2 * result.step_us)
+    (alone,) = findings._unused(result, causes, [slower])
+    assert (alone.setting, alone.step_us) == ("", None)
+    assert findings._unused(dataclasses.replace(result, bytes_in=1 << 40), causes, []) == []
 
 
 def test_a_step_that_does_not_stall_is_told_how_little_it_needs() -> None:
