@@ -110,9 +110,10 @@ std::vector<std::size_t> RangeTable::cut_sizes() const {
   return {cut_sizes_.begin(), cut_sizes_.end()};
 }
 
-// Whole pages, and few enough pieces that planning a step stays fast.
+// Whole pages, and few enough pieces that planning a step stays fast. Mapped memory is not cut
+// finer: it moves as it was placed, and each piece costs driver calls.
 std::size_t RangeTable::piece_of(std::size_t block, bool finer) const {
-  if (!finer) return piece_;
+  if (!finer || uses_mapped_) return piece_;
   const std::size_t least = std::bit_ceil(range_bytes(block) / kMostPieces);
   return std::min<std::size_t>(piece_, std::max(kPageBytes, least));
 }

@@ -181,6 +181,31 @@ print("fine")
     assert out == "fine\n", err
 
 
+@pytest.mark.parametrize("backing", ["managed", "mapped"])
+def test_steps_that_use_parts_of_blocks_follow_their_plan(program: Program, backing: str) -> None:
+    out, _ = program(
+        f"""
+load.compute()
+from umem.base.native import core
+with enable("24MiB", policy="auto", backing="{backing}"):
+    data = torch.zeros(8, 1 << 20, device="cuda")  # its rows are the steps' inputs
+    net = [torch.zeros(1 << 20, device="cuda") for _ in range(4)]
+    for step in range(10):
+        for i, weight in enumerate(net):
+            out = weight + data[(step + i) % 8]
+            half = out[: 1 << 19] * 2
+            weight[1 << 19:] += half
+        umem.step()
+    status = core.plan_status()
+    assert status["complete"] > 0 and status["misses"] == 0 < status["hits"], status
+    assert umem.stats().bytes_out > 0 == umem.stats().hook_errors
+    del data, net, weight, out, half
+print("fine")
+"""
+    )
+    assert out == "fine\n"
+
+
 def test_a_plan_for_mapped_memory_keeps_room_for_the_next_block(program: Program) -> None:
     """Dead memory leaves ahead: the block need not wait for the work that used it."""
     out, _ = program(
