@@ -108,6 +108,10 @@ MUTANTS = (
         "!state_.mapped() && sharing_.contains(", "sharing_.contains(", LAYOUTS,
     ),
     Mutant(
+        "a resident layout leaves before units beside it", "engine/moves.cpp",
+        "if (!stays) part();", "part();", LAYOUTS,
+    ),
+    Mutant(
         "what the program keeps stays away when a layout is parted", "engine/moves.cpp",
         "if (!leaving) return !state_.ledger.kept_in_place(id);", "if (!leaving) return true;",
         LAYOUTS,

@@ -13,7 +13,8 @@ namespace {
 
 using Ints = py::array_t<std::int64_t, py::array::c_style>;
 
-void install_layout(const Ints& sizes, const Ints& offsets, std::size_t total, int device) {
+void install_layout(const Ints& sizes, const Ints& offsets, std::size_t total, int device,
+                    bool stays) {
   if (sizes.ndim() != 1 || offsets.ndim() != 1 || sizes.size() != offsets.size())
     throw py::value_error("install_layout: sizes and offsets are columns of one length");
   std::vector<arena::LayoutEntry> entries;
@@ -24,7 +25,7 @@ void install_layout(const Ints& sizes, const Ints& offsets, std::size_t total, i
         {static_cast<std::size_t>(sizes.at(i)),
          offsets.at(i) < 0 ? arena::kNoPlace : static_cast<std::size_t>(offsets.at(i))});
   }
-  run([&] { return runtime::install_layout(entries, total, device); });
+  run([&] { return runtime::install_layout(entries, total, device, stays); });
 }
 
 py::dict layout_status(int device) {
@@ -42,7 +43,7 @@ py::dict layout_status(int device) {
 
 void bind_layout(py::module_& module) {
   module.def("install_layout", &install_layout, py::arg("sizes"), py::arg("offsets"),
-             py::arg("total"), py::arg("device") = 0);
+             py::arg("total"), py::arg("device") = 0, py::arg("stays") = false);
   module.def(
       "clear_layout",
       [](int device) {

@@ -491,6 +491,11 @@ void Engine::apply_pending(cu::CUstream stream) {
   state_.count_error(transfers_.out().make_wait(stream, transfers_.out().last()));
 }
 
+bool Engine::make_room(std::size_t bytes) {
+  const CallScope scope(state_.table, state_.place);
+  return state_.active() && moves_.make_room(bytes);
+}
+
 std::size_t Engine::unused_bytes() const {
   std::size_t used = state_.ledger.resident_bytes();
   // Live, and populated by faults if at all: not known to be without contents.

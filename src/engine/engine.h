@@ -121,6 +121,8 @@ class Engine {
   bool fits_beside_live(std::size_t bytes) const {
     return state_.taken() - state_.ledger.dead_bytes() + bytes <= state_.limits.budget_bytes;
   }
+  // Evicts what does not fit beside `bytes` more; false if they do not fit even so.
+  bool make_room(std::size_t bytes);
   // Bytes that must be evicted to fit `bytes` more; 0 if nothing is ever evicted.
   std::size_t shortage(std::size_t bytes) const;
   // The units to evict first, if they may be evicted, until the next call: a victim callback's

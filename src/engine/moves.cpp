@@ -126,15 +126,20 @@ bool Moves::make_room(std::size_t bytes) {
   if (state_.fits(bytes)) return true;
   const std::size_t wanted = std::min(bytes, state_.share());
   discard_dead(wanted);
-  if (!state_.fits(wanted) && state_.joined_idle > 0) {
+  const bool stays = sharing_.stays();
+  const auto part = [&] {
+    if (state_.fits(wanted) || state_.joined_idle == 0) return;
     const Status parted = part_layout();
     (void)parted;  // in use: the units beside it leave, and it is tried again
-  }
+  };
+  if (!stays) part();
   if (!state_.fits(wanted)) {
     const std::uint64_t before = state_.counters.evictions;
     evict(wanted);
     // Slow, because the collective may be using them, but faster than page faults.
     if (!state_.fits(wanted) && !state_.mapped() && state_.ledger.end_collectives()) evict(wanted);
+    if (stays) part();
+    if (stays && !state_.fits(wanted)) evict(wanted);  // what was parted and came back
     short_now_ = short_now_ || state_.counters.evictions > before;
   }
   return state_.fits(bytes);
@@ -202,7 +207,7 @@ Status Moves::part_layout(const std::vector<RangeId>* leaving, bool lost) {
 }
 
 void Moves::step_ended() {
-  if (short_now_ && state_.joined_idle > 0) {
+  if (short_now_ && state_.joined_idle > 0 && !sharing_.stays()) {
     const Status parted = part_layout();
     (void)parted;  // in use: tried again after the next step
   }

@@ -26,7 +26,7 @@ void Sharing::close() {
   joined_ = false;
 }
 
-Status Sharing::join() {
+Status Sharing::join(bool stays) {
   transfers_.finish_issuing();  // what leaves makes room, and may have had these addresses
   const managed::MemSpan all = pages_.span();
   if (!state_.fits(all.bytes))
@@ -38,6 +38,7 @@ Status Sharing::join() {
   state_.ledger.add_idle_dead(all.bytes);
   state_.joined_idle = all.bytes;
   joined_ = true;
+  stays_ = stays;
   return {};
 }
 

@@ -23,10 +23,12 @@ class Sharing {
   bool contains(std::uintptr_t at) const { return pages_.contains(at); }
 
   // Mapped memory, which moves in whole units: maps all pages as one, after `open`. Blocks begin
-  // and end there without a driver call, and none leaves before `part`. kOutOfDeviceMemory if the
-  // budget has no room, or the device.
-  Status join();
+  // and end there without a driver call, and none leaves before `part`. `stays`: it leaves only if
+  // nothing else can. kOutOfDeviceMemory if the budget has no room, or the device.
+  Status join(bool stays);
   bool joined() const { return joined_; }
+  bool stays() const { return joined_ && stays_; }
+  void stays_no_longer() { stays_ = false; }
   bool parted() const { return state_.mapped() && pages_.span().bytes > 0 && !joined_; }
   // Ends that: the live blocks become units of their own, on the host, and `lost` ones without
   // their bytes. Appends all of them to `parted`. Waits for the device. kBadState if an op uses
@@ -61,7 +63,7 @@ class Sharing {
   EngineState& state_;
   Transfers& transfers_;
   SharedPages pages_;
-  bool joined_ = false;
+  bool joined_ = false, stays_ = false;
   std::vector<managed::MemSpan> spans_;  // scratch
 };
 

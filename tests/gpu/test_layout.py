@@ -279,6 +279,57 @@ def act(net):
 
 
 @pytest.mark.usefixtures("softcuda")
+def test_brief_blocks_of_a_step_that_does_not_fit_are_mapped_once(program: Program) -> None:
+    """Their memory stays beside what is evicted, and leaves when nothing else can."""
+    out, _ = program(
+        JOINED
+        + """
+from umem.session import layouts
+layouts._SAVED_US = 1e6  # on the software driver a call costs little, and moves much
+def brief(*_):
+    for pages in range(1, 8):  # dead blocks of so many sizes do not fit
+        torch.zeros(pages << 19, device="cuda")
+def fill():
+    entries = core.layout_status()["entries"]
+    half = torch.zeros(16 << 18, device="cuda")
+    assert entries == core.layout_status()["entries"] > 0
+    del half
+    whole = torch.ones(32 << 18, device="cuda")
+    assert bool((whole == 1).all()) and on_device() <= 32
+    assert core.layout_status()["entries"] == 0
+def trained(layout, act):
+    with umem.enable(budget="32MiB", policy="auto", layout=layout, device="cuda", backing="mapped"):
+        net, step = training(count=6, width=768)
+        for layer in net:
+            layer.register_forward_hook(brief)
+        for _ in range(6):
+            step()
+        torch.cuda.synchronize()
+        _core_testing.instrument()
+        before, moved = _core_testing.calls("cuMemMap"), umem.stats().bytes_out
+        for _ in range(2):
+            step()
+        torch.cuda.synchronize()
+        maps, now = _core_testing.calls("cuMemMap") - before, umem.stats()
+        assert now.peak_resident_bytes <= 32 * MIB and now.bytes_out > moved > 0
+        status = core.layout_status()
+        act()
+        for _ in range(2):
+            step()
+        torch.cuda.synchronize()
+        assert umem.stats().hook_errors == 0 and soft.races() == [], soft.races()
+        return digest(net), maps, status
+weights, without, none = trained("off", lambda: None)
+same, fewer, status = trained("on", fill)
+print(weights == same, none["entries"], status["followed"], status["misses"])
+assert 0 < 10 * fewer < 9 * without, (fewer, without)
+""",
+        SOFTCUDA_BYTES=str(512 << 20),
+    )
+    assert out == "True 0 True 0\n"
+
+
+@pytest.mark.usefixtures("softcuda")
 def test_a_device_without_room_has_no_layout(program: Program) -> None:
     """Others hold what the budget promised: steps are as without a layout."""
     out, _ = program(

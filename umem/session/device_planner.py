@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..base.device_profiles import DeviceProfile
+    from ..layout.layout import Layout
     from ..policies.base import Plan, Policy
     from ..trace.step_trace import StepTrace
     from .meter import Cost
@@ -80,6 +81,7 @@ class DevicePlanner:
     def restart(self) -> None:
         """Forget all plans, because the budget is another one."""
         self.clear()
+        self._layouts.forget()
         self.schedule.restart()
 
     def clear(self) -> None:
@@ -131,12 +133,14 @@ class DevicePlanner:
         cost = self._meter.read() if recorded or self._takes_turns else None
         status = core.plan_status(self._number)
         plan = status["complete"]
-        self._layouts.step_ended(plan)
+        lost = self._layouts.step_ended(plan)
         alike = self._last in (0, plan)
         self._last = plan
         if self._judge is not None:
             self._judge_step(self._judge, status, cost, alike=alike)
         if plan:
+            if lost and (found := self._plans.followed(plan)) is not None:
+                self._plan_again(plan, *found)
             self._follow_rates(plan)
             testing = alike and self._judge is not None and self._judge.busy
             self.schedule.followed(testing=testing)
@@ -168,27 +172,46 @@ class DevicePlanner:
         ]
         if not any(max(pair) > _OFF * min(pair) for pair in rates):
             return
-        clears, step = self._clears, step._replace(device=device)
-        made, spare = self._made(trace, step)
+        if self._plan_again(plan, step._replace(device=device), trace):
+            _log.info(
+                "plan %d%s made again: the link has %.1f GB/s in and %.1f out",
+                plan, self._here(), device.bytes_per_us_in / 1e3, device.bytes_per_us_out / 1e3,
+            )  # fmt: skip
+
+    def _plan_again(self, plan: int, step: PlannedStep, trace: StepTrace) -> bool:
+        """Make a plan again; return whether it replaces the old one."""
+        clears = self._clears
+        made, spare = self._made(trace, step, self._layouts.resident_of(plan))
         if made is None or self._clears != clears:
-            return
+            return False
         self._plans.replace(plan, made, spare, step)
-        _log.info(
-            "plan %d%s made again: the link has %.1f GB/s in and %.1f out",
-            plan, self._here(), device.bytes_per_us_in / 1e3, device.bytes_per_us_out / 1e3,
-        )  # fmt: skip
+        return True
 
     def _made(
-        self, trace: StepTrace, step: PlannedStep
+        self, trace: StepTrace, step: PlannedStep, resident: Layout | None
     ) -> tuple[Plan | None, Callable[[], Plan] | None]:
-        """Return the policy's plan for the step as policies get it, and its spare plan's maker."""
+        """Return the policy's plan for the step as policies get it, and its spare plan's maker.
+
+        Args:
+            trace: the step with all tensors.
+            step: the recorded step.
+            resident: a layout whose memory is no part of the plan.
+        """
         device = current_device.for_plans(step.device)
-        budget = step.budget
+        budget, moving = step.budget, trace
         if trace.peak_bytes > budget:
             budget -= min(core.room_ahead(self._number), budget)
-        plan = self._policy.plan(trace, device, budget)
+        if resident is not None:
+            budget, moving = budget - resident.bytes, resident.without(trace)
+
+        def whole(plan: Plan) -> Plan:
+            return replace(plan, trace=trace.pieces)
+
+        plan = self._policy.plan(moving, device, budget)
         second = getattr(self._policy, "second", None)
-        return plan, second and partial(second, trace, device, budget)
+        if plan is None or resident is None:
+            return plan, second and partial(second, moving, device, budget)
+        return whole(plan), second and (lambda: whole(second(moving, device, budget)))
 
     def _device(self) -> DeviceProfile:
         profile = current_device.profile(self._number)
@@ -233,7 +256,11 @@ class DevicePlanner:
             return
         clears, self._recorded = self._clears, recorded
         trace, places = recorded.for_policy(self._recording)
-        plan, spare = self._made(trace, recorded)
+        resident = None
+        if self._policy.name == registry.DEFAULT:  # another one may want to move any tensor
+            device = current_device.for_plans(recorded.device)
+            resident = self._layouts.resident(trace, recorded.budget, device)
+        plan, spare = self._made(trace, recorded, resident)
         if plan is None:
             self.makes_plans = False
             return
@@ -254,7 +281,7 @@ class DevicePlanner:
             (time.perf_counter() - begin) * 1e3, number, trace.n_ops,
             len(plan.evict) + len(plan.evict_first) + len(plan.fetch),
         )  # fmt: skip
-        self._layouts.planned(number, recorded.trace, recorded.budget)
+        self._layouts.planned(number, recorded.trace, recorded.budget, resident)
         if getattr(self._policy, "rollback", False):
             self._begin_trial(number, without, recorded.device, spare)
 

@@ -7,23 +7,37 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..base.native import core
+from ..base.units import PAGE_BYTES
 from ..errors import StateError, UmemError
 
 if TYPE_CHECKING:
+    from ..base.device_profiles import DeviceProfile
     from ..layout.layout import Layout
     from ..trace.step_trace import StepTrace
 
 _log = logging.getLogger("umem")
+
+# A resident layout takes one of these shares of the budget.
+_SHARES = (4, 8, 16, 32)
+# Mapping a block takes 0.3 ms beside copies out; about half of all blocks take over a dead block
+# of their size instead (docs/decisions/0037-brief-blocks-share-memory-that-stays.md).
+_SAVED_US = 150.0
+_STRAYS = 2  # steps in a row that leave a resident layout until it is dropped
 
 
 class _Made(NamedTuple):
     layout: Layout
     step: StepTrace
     guessed: bool  # the ends of some lifetimes are guesses
+    resident: bool = False  # of a part of a step that does not fit
 
 
 class Layouts:
     """The layouts of a device's plans, of which one is installed: that of the present kind of step.
+
+    A step that fits has a layout of all its blocks. With mode on, one that does not fit has a
+    resident layout under mapped memory, of blocks that live briefly; it is installed after two
+    consecutive steps too.
 
     The layout of the first planned step is installed immediately, another one after two consecutive
     steps that followed its plan, so that an epoch's last, smaller batch changes nothing. If such a
@@ -38,23 +52,59 @@ class Layouts:
         self._mode, self._device = mode, device
         self._made: dict[int, _Made] = {}  # by plan number
         self._installed = self._last = 0  # numbers of plans; 0: none
+        self._stays = False  # the installed layout is a resident one
         self._gone, self._patience = 0, 1  # steps without the installed one, and until it returns
+        self._strays = 0  # steps in a row that left the resident layout
 
-    def planned(self, number: int, step: StepTrace, budget: int) -> None:
+    def resident(self, step: StepTrace, budget: int, device: DeviceProfile) -> Layout | None:
+        """Return a layout of part of a step that does not fit, whose memory stays mapped.
+
+        Each block of mapped memory costs driver calls. The plan of such a step leaves the layout's
+        bytes free. None unless the mode is on and memory is mapped, or if the operators need all of
+        the budget.
+        """
+        room = core.room_ahead(self._device)
+        if self._mode != "on" or not room or step.peak_bytes <= budget:
+            return None
+        from ..layout.layout import resident
+
+        most = budget - room - int(step.working_set.max(initial=0))
+        limits = [budget // share // PAGE_BYTES * PAGE_BYTES for share in _SHARES]
+        rate = min(device.bytes_per_us_in, device.bytes_per_us_out)
+        return resident(step, [limit for limit in limits if limit <= most], _SAVED_US, rate)
+
+    def planned(
+        self, number: int, step: StepTrace, budget: int, resident: Layout | None = None
+    ) -> None:
         """Make the layout of plan `number` and of its step; `budget` is in bytes.
 
         Mode auto makes one only if the step fits the budget: then the layout saves all driver
-        calls.
+        calls. `resident` is the layout of one that does not fit.
         """
-        if self._mode == "off" or (self._mode == "auto" and step.peak_bytes > budget):
+        if self._mode == "off":
             return
-        self._make(number, step, guess=True)
-        if not self._installed:
+        if resident is not None:
+            self._keep(number, _Made(resident, step, guessed=False, resident=True))
+        elif self._mode == "auto" and step.peak_bytes > budget:
+            return
+        else:
+            self._make(number, step, guess=True)
+        if not self._installed and resident is None:
             self._install(number)
 
-    def step_ended(self, complete: int) -> None:
-        """Install or renew layouts after a step that followed plan `complete`; 0: no plan."""
-        if complete and complete == self._last:
+    def resident_of(self, number: int) -> Layout | None:
+        """Return the layout that was given to `planned`."""
+        made = self._made.get(number)
+        return made.layout if made and made.resident else None
+
+    def step_ended(self, complete: int) -> bool:
+        """Install or renew layouts after a step that followed plan `complete`; 0: no plan.
+
+        Returns:
+            True if the plan has to do without its resident layout from now on.
+        """
+        left = self._stays and self._strayed(complete)
+        if complete and complete == self._last and not left:
             if complete != self._installed:
                 self._install(complete)
             elif not core.layout_status(self._device)["entries"]:
@@ -64,12 +114,42 @@ class Layouts:
                 self._make(complete, made.step, guess=False)
                 self._install(complete)
         self._last = complete
+        return left
+
+    def _strayed(self, complete: int) -> bool:
+        """Remove the resident layout if steps leave it, or if others need its memory each time.
+
+        Returns:
+            True if it was removed after a step of its plan, which has none from now on.
+        """
+        mine = complete == self._installed
+        followed = mine and core.layout_status(self._device)["followed"]
+        self._strays = 0 if followed else self._strays + 1
+        if self._strays < _STRAYS:
+            return False
+        if mine:
+            _log.info("plan %d is used without its layout, which steps left", complete)
+            self._made.pop(complete, None)
+        self._clear()
+        return mine
+
+    def forget(self) -> None:
+        """Forget the layouts of all plans, and remove a resident one."""
+        self._made.clear()
+        self._last = 0
+        if self._stays:
+            self._clear()
+
+    def _clear(self) -> None:
+        """Use no layout for now; blocks in it stay until they are freed."""
+        core.clear_layout(self._device)
+        self._installed, self._stays = 0, False
 
     def stop(self) -> None:
         """Use no layouts from now on; blocks in a layout stay until they are freed."""
         self._mode = "off"
         self._made.clear()
-        core.clear_layout(self._device)
+        self._clear()
 
     def _make(self, number: int, step: StepTrace, *, guess: bool) -> None:
         from ..layout.layout import NO_PLACE, layout
@@ -83,23 +163,30 @@ class Layouts:
             "plan %d has a layout of %d blocks in %d bytes (lower bound %d), made in %.0f ms",
             number, len(made.sizes), made.bytes, made.load, (time.perf_counter() - begin) * 1e3,
         )  # fmt: skip
-        self._made[number] = _Made(made, step, guess)
+        self._keep(number, _Made(made, step, guess))
+
+    def _keep(self, number: int, made: _Made) -> None:
+        self._made[number] = made
         if len(self._made) > core.MAX_PLANS:
-            del self._made[next(iter(self._made))]
+            del self._made[next(each for each in self._made if each != self._installed)]
 
     def _install(self, number: int) -> None:
         if number not in self._made:
+            if self._stays:  # others leave for it, and its steps may be over
+                self._clear()
             return
-        made = self._made[number].layout
+        made, stays = self._made[number].layout, self._made[number].resident
         try:
-            core.install_layout(made.sizes, made.offsets, made.bytes, self._device)
+            core.install_layout(made.sizes, made.offsets, made.bytes, self._device, stays)
         except StateError:
             return  # blocks of the previous layout are alive; a later step retries
         except UmemError as error:
             _log.info("plan %d is used without its layout: %s", number, error)
             del self._made[number]
             return
-        self._installed = number
+        if number != self._installed:
+            self._strays = 0
+        self._installed, self._stays = number, stays
 
     def _reinstall(self, number: int) -> None:
         """Install a layout again that others had needed the memory of, each time a step later."""
