@@ -292,8 +292,9 @@ def brief(*_):
 def fill():
     entries = core.layout_status()["entries"]
     half = torch.zeros(16 << 18, device="cuda")
+    more = torch.zeros(1 << 19, device="cuda")  # a parted layout is given up here
     assert entries == core.layout_status()["entries"] > 0
-    del half
+    del half, more
     whole = torch.ones(32 << 18, device="cuda")
     assert bool((whole == 1).all()) and on_device() <= 32
     assert core.layout_status()["entries"] == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,6 +11,9 @@ torch = pytest.importorskip("torch")
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
 from umem.errors import ConfigError  # noqa: E402
+from umem.policies.default.planner import Auto  # noqa: E402
+from umem.session import layouts  # noqa: E402
+from umem.session.device_planner import DevicePlanner  # noqa: E402
 
 LAYERS, WIDTH = 3, 1024  # 4 MiB a weight; outputs of 512 rows have 2 MiB
 PLENTY, TIGHT = "96MiB", "36MiB"
@@ -77,3 +82,55 @@ def test_another_shape_for_good_has_its_own_layout(budget: str) -> None:
 def test_a_word_that_is_no_mode_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'maybe'.*allowed: auto, on, off"):
         umem.enable(layout="maybe", device="soft", budget="64MiB")
+
+
+def training() -> Callable[[int], None]:
+    """Trains for so many steps."""
+    net = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            net(torch.randn(512, WIDTH)).relu().square().mean().backward()
+            optimizer.step()
+
+    return run
+
+
+def test_a_plan_that_loses_its_resident_layout_is_made_for_the_whole_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As under mapped memory, of which the software device has none: there it is a layout too."""
+    monkeypatch.setattr(core, "room_ahead", lambda _device: 2 << 20)
+    monkeypatch.setattr(layouts, "_SAVED_US", 1e6)
+    monkeypatch.setattr(Auto, "rollback", False)  # the first plan is followed
+    made: list[bool] = []
+    plan = DevicePlanner._made
+
+    def recorded(self: DevicePlanner, trace: object, step: object, resident: object) -> object:
+        made.append(resident is not None)
+        return plan(self, trace, step, resident)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DevicePlanner, "_made", recorded)
+
+    def entries() -> int:
+        return core.layout_status()["entries"]
+
+    with umem.enable(budget=TIGHT, device="soft", layout="on"):
+        run = training()
+        run(8)
+        assert made[0]
+        assert entries() > 0
+        umem.set_budget("40MiB")
+        assert entries() == 0
+        run(8)
+        assert made[-1]
+        assert entries() > 0
+        count = len(made)
+        status = core.layout_status
+        monkeypatch.setattr(core, "layout_status", lambda d=0: {**status(d), "followed": False})
+        run(3)
+        assert made[count:] == [False]
+        assert entries() == 0
+        del run

@@ -10,6 +10,7 @@ import pytest
 from support.steptraces import PAGE, Op, Tensor, step
 
 from umem.base.device_profiles import DeviceProfile
+from umem.errors import NotSupportedError
 from umem.session import layouts
 from umem.session.layouts import Layouts
 from umem.trace.step_trace import StepTrace
@@ -20,15 +21,21 @@ LINK = DeviceProfile("link", 1e6, 1e6, 1.0, 1 << 40, "made up")
 class Native(SimpleNamespace):
     """The functions that `Layouts` calls."""
 
-    MAX_PLANS = 2
     room = PAGE
+    plans = (1, 2)
+    refuses = False
     stays: bool | None = None  # of the installed layout; None: there is none
     followed = True  # by the last step
 
     def room_ahead(self, _device: int) -> int:
         return self.room
 
+    def plan_status(self, _device: int) -> dict[str, tuple[int, ...]]:
+        return {"plans": self.plans}
+
     def install_layout(self, *given: Any) -> None:
+        if self.refuses:
+            raise NotSupportedError("there is no room")
         self.stays = given[-1]
 
     def clear_layout(self, _device: int) -> None:
@@ -134,10 +141,48 @@ def test_one_that_others_need_the_memory_of_each_step_is_given_up(native: Native
     assert made.resident_of(1) is None
 
 
+def test_one_that_cannot_be_installed_is_given_up(native: Native) -> None:
+    native.refuses = True
+    made = Layouts("on")
+    planned(made, 1, training(), 32 * PAGE)
+    assert [made.step_ended(1) for _ in range(3)] == [False, True, False]
+    assert made.settled(1)
+
+
+@pytest.mark.parametrize("number", [1, None])
+def test_a_plan_that_is_dropped_gives_its_layout_up(number: int | None, native: Native) -> None:
+    made = installed()
+    planned(made, 2, training(), 32 * PAGE)
+    assert made.give_up(number) == ([1] if number else [1, 2])
+    assert native.stays is None
+    assert made.settled(1)
+    assert made.settled(2) is (number is None)  # it has none, or it is not installed yet
+
+
+def test_layouts_of_plans_that_native_code_dropped_are_forgotten(native: Native) -> None:
+    made = installed()
+    native.plans = (2, 3)
+    planned(made, 3, training(), 32 * PAGE)
+    assert made.resident_of(1) is None
+    assert made.resident_of(3) is not None
+
+
+def test_a_step_that_does_not_fit_has_no_other_layout_under_mapped_memory(native: Native) -> None:
+    made = Layouts("on")
+    made.planned(1, training(), 32 * PAGE)
+    for _ in range(3):
+        made.step_ended(1)
+    assert native.stays is None
+    native.room = 0
+    made.planned(2, training(), 32 * PAGE)
+    assert native.stays is False  # managed memory
+
+
 def test_another_budget_removes_it(native: Native) -> None:
     made = installed()
     made.forget()
     assert native.stays is None
+    assert made.resident_of(1) is None
     planned(made, 2, training(), 48 * PAGE)
     for _ in range(2):
         made.step_ended(2)

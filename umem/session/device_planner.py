@@ -72,6 +72,7 @@ class DevicePlanner:
         self._reported = False  # problems of a plan were logged
         self._followed: Counter[int] = Counter()  # steps, by the plan
         self._looks: set[int] = set()  # plans whose rates are due to be compared
+        self._due: set[int] = set()  # plans that lost their resident layouts
 
     def stop(self) -> None:
         """Stop planning; lru decides what is evicted."""
@@ -90,6 +91,7 @@ class DevicePlanner:
         self._plans.clear()
         self._followed.clear()
         self._looks.clear()
+        self._due.clear()
         self._judge = self._recorded = None
 
     @property
@@ -133,14 +135,14 @@ class DevicePlanner:
         cost = self._meter.read() if recorded or self._takes_turns else None
         status = core.plan_status(self._number)
         plan = status["complete"]
-        lost = self._layouts.step_ended(plan)
-        alike = self._last in (0, plan)
+        if self._layouts.step_ended(plan):
+            self._due.add(plan)
+        alike = self._last in (0, plan) and self._layouts.settled(plan)
         self._last = plan
         if self._judge is not None:
             self._judge_step(self._judge, status, cost, alike=alike)
         if plan:
-            if lost and (found := self._plans.followed(plan)) is not None:
-                self._plan_again(plan, *found)
+            self._plan_without_layout(plan)
             self._follow_rates(plan)
             testing = alike and self._judge is not None and self._judge.busy
             self.schedule.followed(testing=testing)
@@ -148,6 +150,16 @@ class DevicePlanner:
                 self.schedule.wants_step = True
         elif self.schedule.left(recorded=recorded):
             self._plan(cost if cost and _without_plan(status) else None)
+
+    def _plan_without_layout(self, plan: int) -> None:
+        """Make a plan again that lost its resident layout, once its steps follow it."""
+        found = self._plans.followed(plan)
+        if plan not in self._due or found is None:
+            return
+        if self._judge is not None and self._judge.compares(plan):
+            return
+        self._due.remove(plan)
+        self._plan_again(plan, *found)
 
     def _follow_rates(self, plan: int) -> None:
         """Make the plan again if the link is faster or slower than it was planned with.
@@ -231,6 +243,8 @@ class DevicePlanner:
             return
         self._plans.follow(verdict.choice, verdict.plan, final=bool(verdict.why))
         if verdict.why:
+            if verdict.choice is Choice.NONE:  # lru has the budget alone
+                self._due.update(self._layouts.give_up(verdict.plan))
             self._log_verdict(verdict)
 
     def _log_verdict(self, verdict: Verdict) -> None:

@@ -85,7 +85,7 @@ class Layouts:
             return
         if resident is not None:
             self._keep(number, _Made(resident, step, guessed=False, resident=True))
-        elif self._mode == "auto" and step.peak_bytes > budget:
+        elif step.peak_bytes > budget and (self._mode == "auto" or core.room_ahead(self._device)):
             return
         else:
             self._make(number, step, guess=True)
@@ -103,8 +103,10 @@ class Layouts:
         Returns:
             True if the plan has to do without its resident layout from now on.
         """
-        left = self._stays and self._strayed(complete)
-        if complete and complete == self._last and not left:
+        had = self.resident_of(complete) is not None
+        if self._stays:
+            self._follow(complete)
+        if complete and complete == self._last:
             if complete != self._installed:
                 self._install(complete)
             elif not core.layout_status(self._device)["entries"]:
@@ -114,24 +116,38 @@ class Layouts:
                 self._make(complete, made.step, guess=False)
                 self._install(complete)
         self._last = complete
-        return left
+        return had and self.resident_of(complete) is None
 
-    def _strayed(self, complete: int) -> bool:
-        """Remove the resident layout if steps leave it, or if others need its memory each time.
+    def settled(self, number: int) -> bool:
+        """Return whether the last step had the plan's resident layout, unless it has none."""
+        if self.resident_of(number) is None:
+            return True
+        return number == self._installed and bool(core.layout_status(self._device)["followed"])
 
-        Returns:
-            True if it was removed after a step of its plan, which has none from now on.
+    def give_up(self, number: int | None) -> list[int]:
+        """Use a plan without its resident layout from now on; return the plans that had one.
+
+        Args:
+            number: the plan's; None: all plans.
         """
-        mine = complete == self._installed
-        followed = mine and core.layout_status(self._device)["followed"]
+        lost = [each for each, made in self._made.items()
+                if made.resident and number in (None, each)]  # fmt: skip
+        for each in lost:
+            del self._made[each]
+        if self._stays and self._installed in lost:
+            self._clear()
+        return lost
+
+    def _follow(self, complete: int) -> None:
+        """Remove the resident layout if steps leave it, or if others need its memory each time."""
+        followed = complete == self._installed and self.settled(complete)
         self._strays = 0 if followed else self._strays + 1
         if self._strays < _STRAYS:
-            return False
-        if mine:
+            return
+        if self.give_up(complete):
             _log.info("plan %d is used without its layout, which steps left", complete)
-            self._made.pop(complete, None)
-        self._clear()
-        return mine
+        else:  # steps of its plan may come back
+            self._clear()
 
     def forget(self) -> None:
         """Forget the layouts of all plans, and remove a resident one."""
@@ -166,9 +182,9 @@ class Layouts:
         self._keep(number, _Made(made, step, guess))
 
     def _keep(self, number: int, made: _Made) -> None:
+        present = core.plan_status(self._device)["plans"]
+        self._made = {each: known for each, known in self._made.items() if each in present}
         self._made[number] = made
-        if len(self._made) > core.MAX_PLANS:
-            del self._made[next(each for each in self._made if each != self._installed)]
 
     def _install(self, number: int) -> None:
         if number not in self._made:
@@ -185,7 +201,7 @@ class Layouts:
             del self._made[number]
             return
         if number != self._installed:
-            self._strays = 0
+            self._strays, self._gone, self._patience = 0, 0, 1
         self._installed, self._stays = number, stays
 
     def _reinstall(self, number: int) -> None:
