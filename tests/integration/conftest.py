@@ -29,13 +29,20 @@ def pytest_runtest_teardown(item: pytest.Function) -> Iterator[None]:
         assert _left <= before, f"the test left {_left - before} bytes alive"
 
 
-@pytest.fixture(autouse=True)
-def _off_afterwards() -> Iterator[None]:
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Also for what a module's tests compare with: another number of threads has other bits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    umem.disable()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _off_afterwards() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+    umem.disable()
 
 
 @pytest.fixture
