@@ -131,6 +131,16 @@ def test_it_leaves_when_steps_follow_another_plan_or_none_and_returns(
     assert native.stays is None
 
 
+def test_one_makes_room_for_that_of_another_plan(native: Native) -> None:
+    made = installed()
+    planned(made, 2, training(), 32 * PAGE)
+    for _ in range(2):
+        assert not made.step_ended(2)
+    assert native.stays is True
+    assert made.settled(2)
+    assert made.resident_of(1) is not None
+
+
 def test_one_that_others_need_the_memory_of_each_step_is_given_up(native: Native) -> None:
     made = installed()
     native.stays = None

@@ -144,10 +144,10 @@ class Layouts:
         self._strays = 0 if followed else self._strays + 1
         if self._strays < _STRAYS:
             return
-        if self.give_up(complete):
-            _log.info("plan %d is used without its layout, which steps left", complete)
-        else:  # steps of its plan may come back
+        if complete != self._installed:  # steps of its plan may come back
             self._clear()
+        elif self.give_up(complete):
+            _log.info("plan %d is used without its layout, which steps left", complete)
 
     def forget(self) -> None:
         """Forget the layouts of all plans, and remove a resident one."""
