@@ -22,12 +22,7 @@ def run(workers: int, context: str | None) -> str:
 
 @pytest.fixture(scope="module")
 def plain() -> str:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return run(0, None)
-    finally:
-        torch.set_num_threads(threads)
+    return run(0, None)
 
 
 def cases() -> Iterator[tuple[int, str | None]]:

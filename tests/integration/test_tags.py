@@ -18,11 +18,8 @@ F = torch.nn.functional
 
 @pytest.fixture
 def on(observer: str) -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with umem.enable(budget="512MiB", device="soft", observer=observer):
         yield
-    torch.set_num_threads(threads)
 
 
 def named(tensor: torch.Tensor) -> tuple[str, str]:
