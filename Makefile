@@ -25,10 +25,10 @@ PIP := $(BIN)/python -m pip
 BUILD_PIP := $(BUILD_BIN)/python -m pip
 # With its CMake and ninja, which would look for the job server of make.
 BUILDING = env -u MAKEFLAGS PATH="$(abspath $(BUILD_BIN)):$$PATH"
-NATIVE := $(shell find src tests/native tests/softcuda tests/gpu -name '*.cpp' -o -name '*.h' 2>/dev/null)
-SOURCES := $(shell find src umem -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.def' \
+NATIVE := $(shell find src tests/core_testing tests/native tests/softcuda tests/gpu -name '*.cpp' -o -name '*.h' 2>/dev/null)
+SOURCES := $(shell find src umem tests/core_testing -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.def' \
 	-o -name '*.py' -o -name '*.pyi' \) 2>/dev/null) setup.py CMakeLists.txt pyproject.toml
-BUILD_INPUTS := $(shell find src -type f 2>/dev/null) setup.py CMakeLists.txt pyproject.toml
+BUILD_INPUTS := $(shell find src tests/core_testing -type f 2>/dev/null) setup.py CMakeLists.txt pyproject.toml
 WHEEL := $(BUILD_VENV)/wheel
 DEPENDENCIES := $(VENV)/.dependencies
 INSTALLED := $(VENV)/.installed

@@ -1,4 +1,4 @@
-"""The inside of umem's native core: src/bindings/testing."""
+"""The inside of umem's native core: tests/core_testing."""
 
 from collections.abc import Sequence
 from typing import TypeAlias, TypedDict

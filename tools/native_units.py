@@ -26,8 +26,8 @@ PARTS = {
     "torch_ext/cuda/snapshot": "torch_ext/cuda/history",  # History in torch's snapshot format
     "torch_ext/cuda/statistics": _ALLOCATOR,
 }
-# Python modules by folder: nothing includes them, and one header lists what `module.cpp` registers.
-_MODULES = {"bindings": "bindings/bind", "bindings/testing": "bindings/testing/testing"}
+# A Python module by its folder: nothing includes it, and a header lists what `module.cpp` registers.
+_MODULES = {"bindings": "bindings/bind"}
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _HIDDEN = re.compile(r"^namespace \{\n.*?^\}  // namespace\n", re.MULTILINE | re.DOTALL)

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "bindings/bind.h"
-#include "bindings/testing/testing.h"
+#include "core_testing/testing.h"
 #include "runtime/awaited.h"
 #include "runtime/hints.h"
 #include "runtime/runtime.h"

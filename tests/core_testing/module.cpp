@@ -1,4 +1,4 @@
-#include "bindings/testing/testing.h"
+#include "core_testing/testing.h"
 
 PYBIND11_MODULE(_core_testing, module) {
   module.doc() = "The inside of umem's native core, for tests and benches.";

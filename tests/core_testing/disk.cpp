@@ -14,7 +14,7 @@
 #include <string>
 
 #include "bindings/bind.h"
-#include "bindings/testing/testing.h"
+#include "core_testing/testing.h"
 #include "soft/disk_calls.h"
 
 namespace py = pybind11;

@@ -2,7 +2,7 @@
 #include <chrono>
 #include <cstdlib>
 
-#include "bindings/testing/testing.h"
+#include "core_testing/testing.h"
 #include "python/lock.h"
 #include "runtime/alloc.h"
 

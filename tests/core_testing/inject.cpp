@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "bindings/testing/testing.h"
+#include "core_testing/testing.h"
 
 namespace umem::driver {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "base/units.h"
 #include "bindings/bind.h"
-#include "bindings/testing/testing.h"
+#include "core_testing/testing.h"
 #include "driver/loader.h"
 #include "driver/table.h"
 #include "runtime/runtime.h"
