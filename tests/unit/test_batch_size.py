@@ -36,7 +36,7 @@ def test_no_line(points: tuple[tuple[int, int], tuple[int, int]]) -> None:
 def test_a_line_is_verified_by_two_batches() -> None:
     found = largest_batch(lambda batch: 1_000 + 10 * batch, 4_321)
     assert found.batch == found.predicted == 332
-    assert list(found.needs) == [8, 16, 332, 333]
+    assert list(found.needs) == [8, 16, 332, 334]
     assert not found.modelled
     assert found.sample == 10
 
@@ -57,7 +57,7 @@ def test_memory_that_does_not_grow_is_an_error() -> None:
     st.integers(1, 10**9), st.integers(1, 10**7), st.integers(0, 10**10), st.integers(1, 10**11),
     st.randoms(use_true_random=False),
 )  # fmt: skip
-def test_what_is_found_fits_and_the_next_does_not(
+def test_what_is_found_fits_and_little_more_does_not(
     fixed: int, sample: int, other: int, budget: int, random: object
 ) -> None:
     def need(batch: int) -> int:  # the peak of two ops, with pages
@@ -69,7 +69,8 @@ def test_what_is_found_fits_and_the_next_does_not(
         assert need(4096) == need(2048)
         return
     assert found.batch == 0 or need(found.batch) <= budget
-    assert found.batch >= MOST or need(found.batch + 1) > budget
+    more = found.batch + 1 + found.batch // 256
+    assert more > MOST or need(more) > budget
     assert found.needs == {batch: need(batch) for batch in found.needs}
 
 

@@ -3,7 +3,8 @@
 Memory is modelled as a constant plus an amount per sample, M(b) = m0 + b * m1. The line through two
 totals is wrong where page rounding dominates small tensors, and where the peak moves to another op.
 A line for each tensor (`TensorLines`) avoids both: it gives the step at any batch, rounded to pages
-as the device does it. Either prediction is verified, and corrected where it is wrong.
+as the device does it. Either prediction is verified, and corrected where it is wrong. Batches above
+256 are found to within 1/256.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..trace.step_trace import Ints, StepTrace
 BATCHES = (8, 16)  # the lines go through these; a batch of 1 would squeeze dimensions away
 MOST = 1 << 20  # the largest batch that is tried
 _LINES = 6  # guesses from a line before the search bisects
+_EXACT = 256  # the largest batch that is found to the last sample
 _UNUSED = "does the program use its batch?"
 _FLAT = 1 << 12  # memory must have grown at this batch
 
@@ -132,7 +134,7 @@ def tensor_lines(
 class Fit:
     """The result of a search for the largest batch."""
 
-    batch: int  # the largest that fits; 0: none does
+    batch: int  # the largest that fits, to within 1/256; 0: none does
     predicted: int  # the largest, predicted from the first two batches
     modelled: bool  # predicted by the caller's model rather than by the line through two totals
     sample: float  # bytes per additional sample at the prediction
@@ -163,6 +165,8 @@ def largest_batch(
     model: Callable[[int, int], Model | None] = lambda _first, _second: None,
 ) -> Fit:
     """Predict the largest batch within `budget` from two batches; verify and correct it.
+
+    `batch + 1 + batch // 256` does not fit, unless that is above MOST.
 
     Args:
         need: returns the bytes that a batch takes, which must not fall as the batch grows. Called
@@ -195,8 +199,8 @@ def _verified(
     low = max((batch for batch, size in known.items() if size <= budget), default=0)
     high = min((batch for batch, size in known.items() if size > budget), default=MOST + 1)
     tries, next_one = 0, False
-    while high - low > 1:
-        guess = min(max(guess, low + 1), high - 1)
+    while high - low > (apart := 1 + low // _EXACT):
+        guess = min(max(guess, low + apart), high - 1)
         known[guess] = need(guess)
         tries += 1
         if known[guess] <= budget:
@@ -204,7 +208,7 @@ def _verified(
         else:
             high, next_one = guess, False
         if next_one:  # the guess fits, and is most likely the largest
-            guess = low + 1
+            guess = low
         elif tries >= _LINES:
             guess = (low + high) // 2 if high <= MOST else 2 * low
         elif model is not None:  # shifted by its error at the last guess
