@@ -151,17 +151,17 @@ def _check(plan: DemoPlan, picture: Path | None, report: Path | None) -> None:
     from umem.session import resolve
 
     data.need("torch")
-    if "resnet" in plan.workloads:
-        data.need("sklearn")
+    given = {"device": plan.device, "budget": AMPLE_BYTES, "optimizer": plan.optimizer}
+    given["disk"] = plan.disk
+    resolve.native_options(settings.load(given, flags=True), threads=1)
     if picture is not None:
         plot.check(picture)
     if report is not None:
         from umem.report import page
 
         page.check(report, "--report")
-    given = {"device": plan.device, "budget": AMPLE_BYTES, "optimizer": plan.optimizer}
-    given["disk"] = plan.disk
-    resolve.native_options(settings.load(given, flags=True), threads=1)
+    if "resnet" in plan.workloads:
+        data.need("sklearn")  # last, as its import takes seconds
 
 
 def _write_report(plan: DemoPlan, rows: Sequence[DemoRow], traces: Path, path: Path) -> None:
