@@ -33,7 +33,7 @@ def cases() -> Iterator[tuple[int, str | None]]:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize(("workers", "context"), list(cases()))
-@pytest.mark.parametrize("policy", ["none", "lru"])
+@pytest.mark.parametrize("policy", [pytest.param("none", marks=pytest.mark.nightly), "lru"])
 def test_workers_never_see_or_cause_wrong_data(
     plain: str, workers: int, context: str | None, policy: str
 ) -> None:

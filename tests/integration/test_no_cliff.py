@@ -98,7 +98,7 @@ def test_no_operator_takes_twenty_times_as_long_as_with_room(
     torch.set_num_threads(1)  # the floor is that of one thread
     try:
         thrashed = 0
-        for seed in range((12 if nightly else 2) * len(OPERATORS)):
+        for seed in range((12 if nightly else 1) * len(OPERATORS)):
             run(seed, 256 * MIB)  # kernels choose their code at the first call
             roomy = run(seed, 256 * MIB)
             full = roomy.working_set
@@ -117,7 +117,7 @@ def test_no_operator_takes_twenty_times_as_long_as_with_room(
                 thrashed += tight.thrashed > 0
                 if tight.thrashed:
                     assert said.count("umem: warning: ") == 1, what
-        assert thrashed > 20
+        assert thrashed > 10
     finally:
         torch.set_num_threads(threads)
 

@@ -35,6 +35,7 @@ def lines(count: int, **each: float) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_a_few_steps_are_identical(soak: ModuleType) -> None:
     result = soak.soak(0.01)
     assert result["wrong"] == []

@@ -463,6 +463,7 @@ def test_states_are_outside_of_umems_memory(file: StateFile) -> None:
         assert not core.owns(tensor.data_ptr())
 
 
+@pytest.mark.nightly
 def test_the_bench_runs(disk: Path) -> None:
     bench = Path(__file__).resolve().parents[2] / "bench" / "disk_states.py"
     command = [sys.executable, str(bench), "--smoke", "--disk", str(disk)]

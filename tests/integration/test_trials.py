@@ -27,7 +27,7 @@ MIB = 1 << 20
         pytest.param("optimizers12", 123, 4, marks=pytest.mark.nightly),
         ("adversaries", 123, 2),
         pytest.param("all_gather", 129, 2, marks=pytest.mark.nightly),
-        ("ddp", 170, 2),
+        pytest.param("ddp", 170, 2, marks=pytest.mark.nightly),
         pytest.param("fsdp1", 136, 2, marks=pytest.mark.nightly),
         ("fsdp2", 125, 2),
     ],

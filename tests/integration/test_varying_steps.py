@@ -40,7 +40,7 @@ def run(name: str, budget: int, policy: str) -> Run:
 
 
 # Those that take most of the time; the others have what is special about them too.
-SLOW = ("lengths", "gan", "buckets", "evaluation", "early_exit")
+SLOW = ("lengths", "gan", "buckets", "evaluation", "early_exit", "two_tasks", "by_hand")
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,9 @@ def perceptron() -> Made:
     return training(nn.Linear(8, 8), torch.randn(2, 8))
 
 
-NETS = pytest.mark.parametrize("make", [transformer, convolutional])
+NETS = pytest.mark.parametrize(
+    "make", [transformer, pytest.param(convolutional, marks=pytest.mark.nightly)]
+)
 
 
 def graph_of(make: Callable[[], Made]) -> RecomputeGraph:

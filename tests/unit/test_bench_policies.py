@@ -125,6 +125,7 @@ def test_every_name_that_the_report_uses_is_a_workload(bench: Any) -> None:
     assert sum(w.smoke for w in workloads.WORKLOADS.values()) == 2
 
 
+@pytest.mark.nightly
 def test_the_smoke_run_traces_replays_and_reports(
     bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
