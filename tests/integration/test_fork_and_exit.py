@@ -102,6 +102,33 @@ def test_an_operation_ends_in_a_child_whatever_the_parents_threads_were_at() -> 
     assert (code, out) == (0, "0 False\n"), err
 
 
+def test_a_child_may_call_umem_whatever_the_parents_threads_call() -> None:
+    code, out, err = program.run(
+        """
+        ended = threading.Event()
+
+        def changes() -> None:
+            while not ended.is_set():
+                umem.set_budget("8MiB")
+                umem.set_budget("9MiB")
+
+        thread = threading.Thread(target=changes)
+        thread.start()
+        statuses = []
+        for _ in range(40):
+            if (child := os.fork()) == 0:
+                signal.alarm(20)
+                umem.set_budget("8MiB")
+                os._exit(0)
+            statuses.append(os.waitpid(child, 0)[1])
+        ended.set()
+        thread.join()
+        print(set(statuses))
+        """
+    )
+    assert (code, out) == (0, "{0}\n"), err
+
+
 def test_spawned_children_enable_for_themselves() -> None:
     code, out, err = program.run(
         """
@@ -238,7 +265,7 @@ def test_the_limit_that_refuses_memory_is_named() -> None:
     code, out, err = program.run(
         """
         import resource
-        umem.set_budget("64MiB")
+        umem.set_budget("8MiB")
         tensors = blocks(12)
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (256 << 20, hard))

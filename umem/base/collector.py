@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_lock = threading.Lock()
+from . import locks
+
+_lock = locks.reentrant()
 _blocks = 0  # running `paused` blocks, on all threads
 _was_on = False  # whether the collector was on before the first of them
 

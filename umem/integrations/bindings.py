@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from ..base import locks
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Bindings:
     """The installed parts of one integration, removed in reverse order."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = locks.reentrant()
         self._parts: list[Removable] = []
 
     def __bool__(self) -> bool:

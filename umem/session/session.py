@@ -8,12 +8,12 @@ import dataclasses
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..base import locks
 from ..base import log as log_output
 from ..base.units import format_bytes
 from ..config import ranks
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .step_planner import StepPlanner
 
 _log = logging.getLogger("umem")
-_lock = threading.RLock()
+_lock = locks.reentrant()
 
 
 class Session:

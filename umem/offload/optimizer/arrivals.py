@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ...base import locks
 from ...base.untraced import untraced
 from ...session import session
 from . import state_file
@@ -24,7 +25,7 @@ from . import state_file
 # addresses of the storages that every stream now sees: no operator needs to wait for them.
 Bring = Callable[[int], Iterable[int]]
 
-_lock = threading.RLock()
+_lock = locks.reentrant()
 # By the storage's address: who brings it, one per optimizer, and since which call of `expect`. A
 # signal handler may change it between any two lines: entries are added and removed one by one.
 _expected: dict[int, dict[tuple[Bring, int], None]] = {}

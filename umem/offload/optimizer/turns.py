@@ -19,6 +19,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from ...base import locks
 from ...errors import StateError
 from . import arrivals
 from .parts import OfOptimizer
@@ -34,7 +35,7 @@ class Turn(OfOptimizer):
     def __init__(self, optimizer: Optimizer) -> None:
         super().__init__(optimizer)
         self.acts = False  # umem updates parameters itself in the step that runs
-        self._lock = threading.RLock()
+        self._lock = locks.reentrant()
         self._taken_by = 0  # the thread that has the turn
 
     @contextlib.contextmanager
