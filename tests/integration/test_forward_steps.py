@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -155,6 +157,33 @@ def test_steps_that_the_program_marks_are_not_marked_twice() -> None:
 
 
 @pytest.mark.usefixtures("session")
+class Copied(torch.nn.Module):
+    """Copies itself while it runs, as a signal handler that saves the model would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.copies: list[torch.nn.Module] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pickled = pickle.dumps(self.layer)
+        self.copies = [copy.deepcopy(self), pickle.loads(pickled)]
+        return self.layer(x)
+
+
+def test_a_model_may_be_copied_and_pickled_while_it_runs() -> None:
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        net = Copied()
+        with torch.no_grad():
+            net(torch.ones(1, 4))
+            (copied, _), before = net.copies, core.steps()
+            for _ in range(3):
+                net(torch.ones(1, 4))
+        assert pickle.loads(pickle.dumps(copied))(torch.ones(1, 4)).shape == (1, 4)
+        assert core.steps() == before + 3
+        del net, copied
+
+
 def test_a_call_that_raises_is_a_call() -> None:
     net = Block()
     with torch.no_grad():

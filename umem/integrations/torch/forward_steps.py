@@ -28,6 +28,22 @@ class _Calls(NamedTuple):
     repeated: int
 
 
+class _Returned:
+    """The hook of an outermost call; what is copied or pickled in the call has one that is idle."""
+
+    def __init__(self, steps: ForwardSteps | None = None) -> None:
+        self._steps = steps
+        self.handle: Any = None
+
+    def __call__(self, *_args: Any) -> None:
+        if self._steps is not None:
+            self.handle.remove()
+            self._steps.listen()
+
+    def __reduce__(self) -> Any:
+        return _Returned, ()
+
+
 class ForwardSteps:
     """Marks the end of a step when a module called in it without gradients is called again.
 
@@ -77,12 +93,13 @@ class ForwardSteps:
             self._forward(module)
 
     def _listen_after(self, module: nn.Module) -> None:
-        def returned(*_args: Any) -> None:
-            handle.remove()
-            if not self._removed:
-                self._hooks[self._key] = self._hook
+        returned = _Returned(self)
+        returned.handle = module.register_forward_hook(returned, always_call=True)
 
-        handle = module.register_forward_hook(returned, always_call=True)
+    def listen(self) -> None:
+        """Put the hook back once the outermost call has returned."""
+        if not self._removed:
+            self._hooks[self._key] = self._hook
 
     def _take_marks(self) -> None:
         """Begin to count again if a step was marked elsewhere."""
