@@ -63,8 +63,10 @@ runtime::Input part_of(const c10::TensorImpl& tensor, const void* data, std::siz
 bool is_whole(const c10::TensorImpl& tensor, const c10::Storage& storage) {
   // The accessors that do not throw: umem's tensors have no symbolic sizes.
   if (tensor.has_symbolic_sizes_strides()) return false;
+  // Elements that are there twice, as after expand(), would count as others.
   return static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() >=
-         storage.unsafeGetStorageImpl()->nbytes();
+             storage.unsafeGetStorageImpl()->nbytes() &&
+         tensor.is_non_overlapping_and_dense();
 }
 
 // Storage by storage, by the accessors that neither throw (fake tensors) nor copy (copy-on-write):

@@ -237,5 +237,13 @@ def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor spans all of its storage."""
-    return tensor.numel() * tensor.itemsize >= tensor.untyped_storage().nbytes()
+    """Return whether the tensor has each element of its storage, and each once."""
+    if tensor.numel() * tensor.itemsize < tensor.untyped_storage().nbytes():
+        return False
+    dense = 1  # elements of the inner dimensions
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != dense:
+                return False  # some elements are there twice, as after expand() or unfold()
+            dense *= size
+    return True

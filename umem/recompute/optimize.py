@@ -40,7 +40,8 @@ def optimize(
 
     Raises:
         ConfigError: `model` is not a module, the mode or device is unknown, or the budget is bad.
-        NotSupportedError: torch is missing, or the model is compiled, replicated or sharded.
+        NotSupportedError: torch is missing, the model is compiled, replicated or sharded, or its
+            `forward` is no function.
         StateError: the model is optimized already.
     """
     require_torch()
@@ -61,17 +62,15 @@ def optimize(
         device_profiles.find(device)
     limit = _budget(budget)
     _check(model)
-    OptimizedModule(model, mode, limit, device).install()
+    OptimizedModule(mode, limit, device).install(model)
     return model
 
 
 def deoptimize(model: Model) -> Model:
     """Make the model keep all activations again, if it is optimized; return the same model."""
-    from .executor.module import optimized
+    from .executor import forwards
 
-    found = optimized(model)
-    if found is not None:
-        found.remove()
+    forwards.restore(model)
     return model
 
 

@@ -7,6 +7,7 @@ what autograd keeps. Both act on the thread that runs the forward pass.
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ...base import locks
 from ...base.units import PAGE_BYTES
 from ...capture import op_semantics
 from ...capture.dispatch import DispatchMode, entered
@@ -35,6 +37,9 @@ from .storage_versions import (
     alias,
     changed,
     copied,
+    counter_of,
+    form_of,
+    over,
     rebuild,
     refer,
 )
@@ -150,28 +155,51 @@ class _Kept:
     __slots__ = ("tensor", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor.detach()  # the tensor itself would form a cycle through its graph
+        # One with a graph would form a cycle. Another may be given other memory by its `data`.
+        self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
         self.version = -1 if tensor.is_inference() else tensor._version
 
     def unpack(self) -> torch.Tensor:
         if self.version >= 0 and self.tensor._version != self.version:
-            raise StateError(changed(self.tensor, self.version))
+            raise StateError(changed(self.tensor, self.version, self.tensor._version))
         return self.tensor
 
 
 class _Dropped:
-    """A saved tensor that is rebuilt."""
+    """A saved tensor that is rebuilt.
 
-    __slots__ = ("ref",)
+    Args:
+        ref: its place in a value.
+        tensor: the program's.
+        turn: taken by each rebuild of a forward pass, whose values may share nodes.
+    """
 
-    def __init__(self, ref: Ref) -> None:
+    __slots__ = ("__weakref__", "_counter", "_kept", "_turn", "_version", "ref")
+
+    def __init__(self, ref: Ref, tensor: torch.Tensor, turn: threading.RLock) -> None:
         self.ref = ref
+        self._counter, self._version = counter_of(tensor), tensor._version
+        self._kept: torch.Tensor | None = None
+        self._turn = turn
+
+    def keep(self) -> None:
+        """Keep the memory, which is about to be changed, as torch would have kept it."""
+        assert self.ref.value is not None
+        assert self.ref.value.storage is not None
+        storage = self.ref.value.storage()
+        if self._kept is None and storage is not None:
+            self._kept = over(self._counter, storage, self.ref)
 
     def unpack(self) -> torch.Tensor:
+        if self._counter._version != self._version:
+            raise StateError(changed(self.ref, self._version, self._counter._version))
+        if self._kept is not None:
+            return self._kept
         assert self.ref.value is not None
-        tensor = rebuild(self.ref.value)
-        with torch.no_grad():
-            return self.ref.shared(tensor)
+        with self._turn:
+            tensor = rebuild(self.ref.value)
+            with torch.no_grad():
+                return self.ref.shared(tensor)
 
 
 def _unpack(saved: _Kept | _Dropped) -> torch.Tensor:
@@ -202,6 +230,7 @@ class _Dropping(DispatchMode):
         self._rule = rule
         self._matches = True
         self._packing = False
+        self._turn = locks.reentrant()
         self._streams: dict[torch.device, int] = {}  # the stream on which the pass began
 
     def pack(self, tensor: torch.Tensor) -> _Kept | _Dropped:
@@ -211,7 +240,11 @@ class _Dropping(DispatchMode):
             if value is not None and value.made:
                 self.tally.dropped += 1
                 self.tally.dropped_bytes += tensor.untyped_storage().nbytes()
-                return _Dropped(refer(tensor, value))
+                with torch._C._DisableTorchDispatch():
+                    dropped = _Dropped(refer(tensor, value), tensor, self._turn)
+                value.handles = value.handles or weakref.WeakSet()
+                value.handles.add(dropped)
+                return dropped
             with torch._C._DisableTorchDispatch():  # this mode would cost more than the rest
                 return _Kept(tensor)
         self._packing = True
@@ -264,7 +297,7 @@ class _Dropping(DispatchMode):
             node.results += 1
             if self._is_new(tensor):
                 made = self._made(tensor, tensor._version, node)
-                node.outputs.append((index, weakref.ref(made)))
+                node.outputs.append((index, weakref.ref(made), form_of(tensor)))
         return out
 
     def _node(
@@ -351,9 +384,7 @@ class _Dropping(DispatchMode):
         value = self._at(key)
         if value is not None and value.version != tensor._version:
             # No longer known: a write through another version counter would not be seen.
-            with torch._C._DisableTorchDispatch():  # a hook's ops are not the program's
-                _privately(value)
-            del self.live[key]
+            self._forget(key, value)
             return None
         return value
 
@@ -367,11 +398,19 @@ class _Dropping(DispatchMode):
             if not _has_storage(tensor):
                 continue
             value = self._at(key := tensor.untyped_storage()._cdata)
-            if value is None:
-                continue
-            with torch._C._DisableTorchDispatch():  # the program's modes would see the copy
-                _privately(value)
-            self.live.pop(key, None)
+            if value is not None:
+                self._forget(key, value)
+
+    def _forget(self, key: StorageKey, value: Value) -> None:
+        """Leave a storage that others change to them; what it held stays for those that need it.
+
+        Nodes have read the content, and have a copy. Autograd would have the storage itself.
+        """
+        with torch._C._DisableTorchDispatch():  # the program's modes would see the copy
+            _privately(value)
+            for dropped in value.handles or ():
+                dropped.keep()
+        self.live.pop(key, None)
 
     def _gone(self, key: StorageKey, dead: weakref.ref[Any]) -> None:
         known = self.live.get(key)
@@ -404,7 +443,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout == torch.strided
-        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested)
         and not tensor.is_inference()
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from ...base import current_device, device_profiles
 from ...base.native import core
 from ...config.parsers import Budget
 from ...errors import ConfigError, UmemError
+from . import forwards
 from .choose import BY_BUDGET, Chosen, choose
 from .forward import Prepared, Tally, Unplanned, dropping
 from .recorder import StepRecorder, is_own
@@ -60,34 +62,36 @@ class _Case:
 
 @dataclass(eq=False)
 class OptimizedModule:
-    """A callable that replaces the method `forward` of a model."""
+    """The plans of a model, and the run of its `forward` with them."""
 
-    model: nn.Module
     mode: str
     budget: Budget
     device: str | None
     report: RecomputeReport = field(default_factory=RecomputeReport)
+    _model: weakref.ref[nn.Module] | None = None
     _cases: dict[Any, _Case] = field(default_factory=dict)
     _under_way: tuple[_Case, StepRecorder] | None = None  # the step that is recorded now
     _waited: int = 0  # calls since then
     _warned: set[str] = field(default_factory=set)
-    _own_forward: Any = None  # a forward that was set on the model itself, not its class
 
-    def install(self) -> None:
-        """Replace the model's forward."""
-        self._own_forward = vars(self.model).get("forward")
-        self.model.forward = self
+    @property
+    def model(self) -> nn.Module:
+        """The model, which lives as long as its forward runs."""
+        model = None if self._model is None else self._model()
+        assert model is not None, "a model that is gone has no forward pass"
+        return model
 
-    def remove(self) -> None:
-        """Restore the model's forward."""
-        if self._own_forward is None:
-            del self.model.forward
-        else:
-            self.model.forward = self._own_forward
+    def install(self, model: nn.Module) -> None:
+        """Run the model's forward from now on.
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        Raises:
+            NotSupportedError: `forward` is no function.
+        """
+        self._model = weakref.ref(model)
+        forwards.replace(model, self._run)
+
+    def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the model's forward, with a plan if one applies."""
-        forward = self._own_forward or self._of_class
         if not self._applies():
             return forward(*args, **kwargs)
         # The program's modes would see the calls.
@@ -113,13 +117,6 @@ class OptimizedModule:
         self.report.dropped, self.report.dropped_bytes = tally.dropped, tally.dropped_bytes
         self.report.why_not = "this step is recorded; the next one with such inputs has a plan"
         return out
-
-    def __reduce__(self) -> Any:
-        # A copy of the model, in this process or another, plans for itself.
-        return _rebuilt, (self.model, self.mode, self.budget, self.device, self._own_forward)
-
-    def _of_class(self, *args: Any, **kwargs: Any) -> Any:
-        return type(self.model).forward(self.model, *args, **kwargs)
 
     def _applies(self) -> bool:
         """Return whether this is a training forward pass that no other library changes."""
@@ -270,17 +267,10 @@ class OptimizedModule:
 
 
 def optimized(model: object) -> OptimizedModule | None:
-    """Return the callable that replaces the model's forward; None if it is not optimized."""
-    found = vars(model).get("forward") if isinstance(model, nn.Module) else None
+    """Return what runs the model's forward; None if it is not optimized."""
+    run = forwards.run_of(model)
+    found = getattr(run, "__self__", None)
     return found if isinstance(found, OptimizedModule) else None
-
-
-def _rebuilt(
-    model: nn.Module, mode: str, budget: Budget, device: str | None, forward: Callable[..., Any]
-) -> OptimizedModule:
-    made = OptimizedModule(model, mode, budget, device)
-    made._own_forward = forward
-    return made
 
 
 def _in_the_way() -> str:
@@ -289,6 +279,8 @@ def _in_the_way() -> str:
         return "it runs inside a torch.func transform"
     if torch._C._get_tracing_state() is not None:
         return "it is traced by torch.jit"
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+        return "it is traced by torch.fx"
     if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
         return "hooks of saved tensors are disabled"
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
@@ -320,8 +312,10 @@ def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             size += leaf.numel() * leaf.itemsize
-            strides = leaf.stride() if leaf.layout == torch.strided else ()
-            parts.append((leaf.shape, strides, leaf.dtype, leaf.device, leaf.requires_grad))
+            nested = leaf.is_nested  # which has neither
+            shape = None if nested else leaf.shape
+            strides = leaf.stride() if leaf.layout == torch.strided and not nested else ()
+            parts.append((shape, strides, leaf.dtype, leaf.device, leaf.requires_grad))
         else:
             parts.append(leaf if leaf is None or isinstance(leaf, (bool, str)) else type(leaf))
     return tuple(parts), size

@@ -1,15 +1,17 @@
-"""Hooks of saved tensors that step aside where torch allows none, such as in torch.func.
+"""Hooks of saved tensors that step aside where a program would notice them.
 
-torch refuses to begin such a part while any hooks are active, and the program would see that. Both
+torch refuses to begin some parts, such as those of torch.func, while any hooks are active. Both
 functions that refuse are context managers written in Python. Their code is replaced, as no function
 object can be for all callers: Dynamo knows them by identity. Compiled code has its own hooks.
+
+A function with its own backward that saves a parameter would get another tensor back than the one
+that it saved, without its attributes, and could not set its gradient: `apply` is replaced.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import threading
 from collections.abc import Callable, Generator, Iterator
 from types import FunctionType
 from typing import Any
@@ -17,10 +19,13 @@ from typing import Any
 import torch
 import torch._functorch.eager_transforms as transforms
 
+from ...base import locks
+from ...capture.op_semantics import tensors
+
 Hook = Callable[[Any], Any]
 
 _autograd: Any = torch._C._autograd
-_lock = threading.Lock()
+_lock = locks.reentrant()
 _active: set[int] = set()  # the contexts in which hooks are active, on all threads
 
 
@@ -79,6 +84,7 @@ def _replace(change: Callable[[int], None], context: int) -> None:
         change(context)
         for function, own, other in _REPLACED:
             function.__code__ = other if _active else own
+        torch.autograd.Function.apply = _apply if _active else _OWN_APPLY  # type: ignore[method-assign]
 
 
 def _disabled(error_message: str) -> Generator[None, None, None]:
@@ -96,6 +102,12 @@ def _nested() -> Generator[int, None, None]:
         yield level
 
 
+def _saves_parameter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a function with these arguments may save a parameter for its backward."""
+    with torch._C.DisableTorchFunction():
+        return any(t.requires_grad and t.is_leaf for t in tensors([*args, *kwargs.values()]))
+
+
 _FUNCTIONS: tuple[Any, ...] = (
     inspect.unwrap(torch.autograd.graph.disable_saved_tensors_hooks),
     inspect.unwrap(transforms.grad_increment_nesting),
@@ -104,6 +116,18 @@ _FUNCTIONS: tuple[Any, ...] = (
 OWN: tuple[Any, ...] = tuple(
     contextlib.contextmanager(FunctionType(each.__code__, each.__globals__)) for each in _FUNCTIONS
 )
+_OWN_APPLY: Any = vars(torch.autograd.Function)["apply"]
+
+
+@classmethod  # type: ignore[misc]
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    own = _OWN_APPLY.__get__(None, cls)
+    if not _saves_parameter(args, kwargs):
+        return own(*args, **kwargs)
+    with without():
+        return own(*args, **kwargs)
+
+
 _REPLACED = [
     (function, function.__code__, other.__code__)
     for function, other in zip(_FUNCTIONS, (_disabled, _nested), strict=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from ...capture import op_semantics
 from ...capture.op_semantics import OpSemantics, Place
@@ -30,7 +31,9 @@ class Value:
     means that the program has since changed it.
     """
 
-    __slots__ = ("__weakref__", "held", "made", "node", "reads", "rebuilt", "storage", "version")
+    __slots__ = (
+        "__weakref__", "handles", "held", "made", "node", "reads", "rebuilt", "storage", "version",
+    )  # fmt: skip
 
     def __init__(self, version: int, held: torch.Tensor | None, node: Node | None) -> None:
         self.version = version
@@ -39,6 +42,7 @@ class Value:
         self.made = node is not None  # by an op that runs again; nothing else sees its result
         self.reads = 0  # ops and handles that have referred to it
         self.storage: weakref.ref[Any] | None = None  # dead once the program has released it
+        self.handles: weakref.WeakSet[Any] | None = None  # what autograd has instead of it
         # The storage of the last rebuild, and an empty tensor with its version counter.
         self.rebuilt: tuple[weakref.ref[Any], torch.Tensor, int] | None = None
 
@@ -60,9 +64,7 @@ class Value:
 
     def lent(self, tensor: torch.Tensor) -> None:
         """Share the tensor, rebuilt for a use, with others while it is alive and unchanged."""
-        empty = torch.empty(0, dtype=torch.uint8, device=tensor.device).untyped_storage()
-        storage = tensor.untyped_storage()
-        self.rebuilt = weakref.ref(storage), over(tensor, empty), tensor._version
+        self.rebuilt = weakref.ref(tensor.untyped_storage()), counter_of(tensor), tensor._version
 
     def checked(self) -> torch.Tensor:
         """Return `held`, unless it was changed.
@@ -72,7 +74,7 @@ class Value:
         """
         assert self.held is not None
         if self.held._version != self.version:
-            raise StateError(changed(self.held, self.version))
+            raise StateError(changed(self.held, self.version, self.held._version))
         return self.held
 
 
@@ -141,9 +143,18 @@ class Node:
     named: dict[str, Any] = field(default_factory=dict)
     refs: list[Ref] = field(default_factory=list)
     results: int = 0  # the number of tensors it returned
-    # By position among the results, and by the argument that was written.
-    outputs: list[tuple[int, weakref.ref[Value]]] = field(default_factory=list)
+    default: torch.dtype = field(default_factory=torch.get_default_dtype)
+    # By position among the results, with its form, and by the argument that was written.
+    outputs: list[tuple[int, weakref.ref[Value], Form]] = field(default_factory=list)
     written: list[tuple[Ref, weakref.ref[Value]]] = field(default_factory=list)
+
+
+Form = tuple[torch.dtype, torch.Size, tuple[int, ...]]
+
+
+def form_of(tensor: torch.Tensor) -> Form:
+    """Return type, size and strides: what references to places in its storage rely on."""
+    return tensor.dtype, tensor.shape, tensor.stride()
 
 
 class RandomState:
@@ -197,9 +208,7 @@ def rebuild(wanted: Value) -> torch.Tensor:
         ref.value for node in order for ref in node.refs if ref.value is not None and ref.value.free
     )
     left[wanted] += 1
-    # As in the forward pass: some ops return less if no gradient is needed. No gradient is
-    # computed, because no tensor here requires one.
-    with torch.enable_grad():
+    with _as_in_forward():
         while order:
             _run_again(order.pop(), passing, left)
     found = passing.get(wanted, wanted.held)
@@ -207,6 +216,43 @@ def rebuild(wanted: Value) -> torch.Tensor:
     if wanted.free:
         wanted.lent(found)
     return found
+
+
+@contextlib.contextmanager
+def _as_in_forward() -> Iterator[None]:
+    """Let ops do what they did in the forward pass, whatever surrounds the backward pass.
+
+    Some return less if no gradient is needed; none is computed, as no tensor here requires one.
+    Autocast had cast their inputs already. Batched gradients and torch.func have neither their
+    inputs nor their results.
+    """
+    levels = torch._C._vmapmode_increment_nesting() - 1
+    for _ in range(levels + 1):
+        torch._C._vmapmode_decrement_nesting()
+    try:
+        with (
+            torch.enable_grad(),
+            torch._C._DisableAutocast(),
+            temporarily_clear_interpreter_stack(),
+        ):
+            yield
+    finally:
+        for _ in range(levels):
+            torch._C._vmapmode_increment_nesting()
+
+
+@contextlib.contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    """Set torch's default type, which ops on integers use, within the context."""
+    now = torch.get_default_dtype()
+    if now == dtype:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(now)
 
 
 def _run_again(node: Node, passing: dict[Value, torch.Tensor], left: Counter[Value]) -> None:
@@ -278,17 +324,30 @@ def _run(node: Node, found: dict[Value, torch.Tensor]) -> list[tuple[Value, torc
         return made
 
     args, named = _filled(node.args, tensor), _filled(node.named, tensor)
-    with contextlib.nullcontext() if node.random is None else node.random.again():
+    random = contextlib.nullcontext() if node.random is None else node.random.again()
+    with random, _default(node.default):
         results = list(op_semantics.tensors([node.func(*args, **named)]))
     if len(results) != node.results:
-        raise StateError(
-            f"{node.operator.overload} gave {node.results} tensors in the forward pass and "
-            f"{len(results)} when it ran again, so no activation can be rebuilt from it; turn "
-            "recomputation off for this model by umem.deoptimize(model)"
-        )
-    made = [(value(), results[i]) for i, value in node.outputs]
+        raise _differs(node, f"{node.results} tensors", f"{len(results)}")
+    for i, _, form in node.outputs:
+        if form_of(results[i]) != form:
+            raise _differs(node, _named(form), _named(form_of(results[i])))
+    made = [(value(), results[i]) for i, value, _ in node.outputs]
     made += [(value(), written[id(ref)]) for ref, value in node.written]
     return [(value, tensor) for value, tensor in made if value is not None]
+
+
+def _differs(node: Node, before: str, now: str) -> StateError:
+    return StateError(
+        f"{node.operator.overload} gave {before} in the forward pass and {now} when it ran again, "
+        "so no activation can be rebuilt from it; turn recomputation off for this model by "
+        "umem.deoptimize(model)"
+    )
+
+
+def _named(form: Form) -> str:
+    dtype, size, stride = form
+    return f"a {dtype} tensor of shape {list(size)} and strides {list(stride)}"
 
 
 def _content(value: Value, found: dict[Value, torch.Tensor]) -> torch.Tensor:
@@ -328,14 +387,15 @@ def copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return copy
 
 
-def changed(tensor: torch.Tensor, expected: int) -> str:
+def changed(tensor: torch.Tensor | Ref, expected: int, version: int) -> str:
     """Return the message for a tensor that backward needs and that was changed."""
+    size = tensor.size if isinstance(tensor, Ref) else tensor.shape
     return (
         "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: a {tensor.dtype} tensor of shape {list(tensor.shape)} is at version "
-        f"{tensor._version}; expected version {expected} instead. Activations that were dropped "
-        "are rebuilt from it in backward: change it after backward, or change a clone(), or turn "
-        "recomputation off for this model by umem.deoptimize(model)"
+        f"operation: a {tensor.dtype} tensor of shape {list(size)} is at version {version}; "
+        f"expected version {expected} instead. Activations that were dropped are rebuilt from it "
+        "in backward: change it after backward, or change a clone(), or turn recomputation off "
+        "for this model by umem.deoptimize(model)"
     )
 
 
@@ -354,6 +414,11 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.detach()
     finally:
         torch._C._dispatch_tls_set_dispatch_key_excluded(_IN_PLACE_OR_VIEW, excluded)
+
+
+def counter_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without memory that has the tensor's version counter."""
+    return over(tensor, storage_of(0, tensor.device))
 
 
 def over(
