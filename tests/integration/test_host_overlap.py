@@ -236,6 +236,29 @@ def test_what_the_program_gives_a_parameter_meanwhile_wins(held: threading.Event
         gc.collect()
 
 
+def test_parameters_that_change_places_meanwhile_have_their_own_values() -> None:
+    """`swap_tensors` runs no operator that would wait for them."""
+
+    def run(paged: bool) -> list[Any]:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        handle = umem.page_optimizer(optimizer, update="host", overlap=True) if paged else None
+        for i in range(3):
+            backward(model, i)
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.utils.swap_tensors(model[0].weight, model[2].weight)
+        if handle is not None:
+            handle.remove()
+        return [p.detach().clone() for p in model.parameters()]
+
+    plain = run(False)
+    with umem.enable(budget="96MiB", device="soft", policy="lru"):
+        found = run(True)
+        assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+        del found
+
+
 def test_an_update_that_fails_is_told_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 

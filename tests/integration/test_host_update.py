@@ -592,3 +592,22 @@ def test_what_is_left_to_the_device_comes_in_parts() -> None:
         paged.remove()
         del made, adam, paged, p
         gc.collect()
+
+
+class Counts(torch.optim.Adam):
+    """Changes what the step of all its parameters calls."""
+
+    def _init_group(self, *args: Any, **named: Any) -> Any:
+        return super()._init_group(*args, **named)
+
+
+def test_methods_that_the_step_calls_may_see_all_parameters() -> None:
+    class Named(torch.optim.Adam):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, lr=1e-3)
+
+    layer = torch.nn.Linear(4, 4)
+    assert parts.is_per_parameter(Named(layer.parameters()))
+    assert not parts.is_per_parameter(Counts(layer.parameters()))
+    with umem.enable(budget="64MiB", device="soft", policy="lru"), pytest.raises(ConfigError):
+        umem.page_optimizer(Counts(layer.parameters()), update="host")

@@ -279,6 +279,19 @@ def test_a_write_that_is_not_awaited_is_not_forgotten(
     assert float(kept[1][0]) == 2
 
 
+def test_a_loan_that_is_not_used_holds_up_no_other(file: StateFile) -> None:
+    """More loans than buffers: the reads of the last ones wait for the first to be given back."""
+    states = [file.keep(torch.full((SIDE, SIDE), float(i)), (SIDE, 1)) for i in range(8)]
+    loans = [file.lend([state]) for state in states]
+    for loan in loans[5:]:
+        loan.end(write=False)
+    for i, loan in enumerate(loans[:5]):
+        with loan:
+            loan.of(states[i]).add_(1)
+    file.settle()
+    assert [float(state[0, 0]) for state in states] == [1, 2, 3, 4, 5, 5, 6, 7]
+
+
 def test_the_programs_tensors_stay_what_they_are(file: StateFile) -> None:
     """A view that is taken in an update has the state's bytes after it, too."""
     tensor = file.keep(torch.zeros(LAYER // 4), (1,))

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from ...base import host
+from ...base import host, locks
 from ...errors import StateError
 from ...session import session
 from ...session.session import host_memory
@@ -45,7 +45,9 @@ class _Chunk:
     staging: Staging
     values: dict[Tensor, Tensor] = field(default_factory=dict)  # parameter -> its copy
     masters: dict[Tensor, Master] = field(default_factory=dict)  # by the copy
-    storages: dict[Tensor, int] = field(default_factory=dict)  # parameter -> address when copied
+    # Parameter -> its memory when it was copied, and the address: the program may replace both.
+    targets: dict[Tensor, Tensor] = field(default_factory=dict)
+    storages: dict[Tensor, int] = field(default_factory=dict)
     events: list[torch.cuda.Event] = field(default_factory=list)
     states: dict[Tensor, dict[str, Any]] = field(default_factory=dict)  # by the updated tensor
     file: state_file.StateFile | None = None
@@ -81,7 +83,7 @@ class HostUpdate(OfOptimizer):
         settings = session.current_settings()
         room = settings.optimizer_buffers if settings and overlap else 0
         self._most = max(_IN_FLIGHT, room // CHUNK_BYTES)  # chunks, in addition to one being filled
-        self._lock = threading.RLock()  # operators of any thread wait for their parameters
+        self._lock = locks.reentrant()  # operators of any thread wait for their parameters
         self._works = False  # the thread that has the lock is inside of an operation
         self._left: Any = None  # event of the stream's work when parameters were left
         self._returned: dict[int, Any] = {}  # address of a storage -> event of its copy
@@ -158,6 +160,7 @@ class HostUpdate(OfOptimizer):
                 gradient.record_stream(lane)
                 chunk.events.append(lane.record_event())
         chunk.values[parameter] = value
+        chunk.targets[parameter] = parameter.detach()
         chunk.storages[parameter] = _storage(parameter)
 
     def leave(self) -> None:
@@ -352,7 +355,7 @@ class HostUpdate(OfOptimizer):
         optimizer = self._reference()
         with torch.no_grad(), arrivals.bringing():
             for parameter, value in chunk.values.items():
-                self._copy_back(chunk, parameter, value, stream)
+                self._copy_back(chunk, chunk.targets[parameter], value, stream)
         for parameter, value in chunk.values.items():
             state = chunk.states.get(chunk.updated(value), {})
             if value in chunk.masters:
@@ -369,18 +372,13 @@ class HostUpdate(OfOptimizer):
         self._flying.remove(chunk)
         self._ended += len(chunk.values)
 
-    def _copy_back(
-        self, chunk: _Chunk, parameter: Tensor, value: Tensor, stream: Any = None
-    ) -> None:
-        storage = chunk.storages[parameter]
-        if _storage(parameter) != storage:
-            return  # the program has since replaced its memory by newer values
-        with self._lane(parameter, out=False, stream=stream) as lane:
-            parameter.copy_(value, non_blocking=True)
+    def _copy_back(self, chunk: _Chunk, target: Tensor, value: Tensor, stream: Any = None) -> None:
+        with self._lane(target, out=False, stream=stream) as lane:
+            target.copy_(value, non_blocking=True)
             if lane is not None:
                 event = lane.record_event()
                 chunk.events.append(event)
-                self._returned[storage] = event
+                self._returned[_storage(target)] = event
 
     @contextlib.contextmanager
     def _lane(self, parameter: Tensor, *, out: bool, stream: Any = None) -> Iterator[Any]:

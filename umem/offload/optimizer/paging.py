@@ -567,7 +567,7 @@ def _check_release(optimizer: Optimizer) -> None:
     if not is_per_parameter(optimizer):
         raise ConfigError(
             f"{what}: only an update of one parameter by its own gradient can run in the backward "
-            "pass, which is known of torch.optim's classes other than LBFGS; leave "
+            "pass, and only torch.optim's classes except LBFGS are known to do that; leave "
             "release_gradients out"
         )
     if any(group.get("differentiable") for group in optimizer.param_groups):

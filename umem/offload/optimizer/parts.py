@@ -37,11 +37,24 @@ class OfOptimizer:
 def is_per_parameter(optimizer: Optimizer) -> bool:
     """Return whether each parameter's update depends only on its own gradient and state.
 
-    This is known of the optimizers of `torch.optim` except LBFGS. A class with its own `step` may
-    do anything in it, such as clipping by the norm of all gradients.
+    This is known of the optimizers of `torch.optim` except LBFGS. A class with its own `step`, or
+    methods that `step` calls, may do anything in it, such as clipping by the norm of all gradients.
     """
-    module: str = _plain_step(optimizer).__module__
-    return module.startswith("torch.optim.") and not isinstance(optimizer, LBFGS)
+    if isinstance(optimizer, LBFGS) or not _is_of_torch(_plain_step(optimizer)):
+        return False
+    classes = type(optimizer).__mro__
+    first = next(i for i, cls in enumerate(classes) if _is_of_torch(cls))
+    return not any(
+        callable(value) and hasattr(classes[first], name)
+        for cls in classes[:first]
+        for name, value in vars(cls).items()
+        if not name.startswith("__") and name != "step"  # torch wraps that one in each class
+    )
+
+
+def _is_of_torch(what: Any) -> bool:
+    module: str = what.__module__
+    return module.startswith("torch.optim.")
 
 
 def overlapping(parameters: Iterable[Tensor]) -> set[int]:

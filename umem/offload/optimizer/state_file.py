@@ -281,7 +281,12 @@ class Loan:
         if self._ended:
             return
         self._ended = True
-        written = _run(self._file._writer, lambda: self._store(write))
+        if not write:
+            # Not by the writer: this loan's read may wait for others, which the writer has to end.
+            self._read.cancel()
+            self._read.add_done_callback(self._forget)
+            return
+        written = _run(self._file._writer, self._store)
         self._file._writes.update((each.range.offset, written) for each in self._lent)
 
     def _fetch(self, before: list[Future[None]]) -> None:
@@ -300,10 +305,19 @@ class Loan:
             flat = torch.frombuffer(each.block[: each.range.nbytes], dtype=torch.uint8)
             each.staged = _like(flat, each.tensor)
 
-    def _store(self, write: bool) -> None:
+    def _forget(self, read: Future[None]) -> None:
+        if not read.cancelled():
+            self._give_back()
+
+    def _store(self) -> None:
+        try:
+            self._write()
+        finally:
+            self._give_back()
+
+    def _write(self) -> None:
         file = self._file
-        self._read.exception()  # wait
-        for each in self._lent if write else ():
+        for each in self._lent:
             if each.block is None:
                 continue
             try:
@@ -312,6 +326,9 @@ class Loan:
                 file._fail(error, "states that cannot be written are in memory instead")
                 assert each.staged is not None
                 each.tensor.data = copy_of(each.staged, layout_of(each.staged))
+
+    def _give_back(self) -> None:
+        file = self._file
         for each in self._lent:
             each.block = each.staged = None
         with file._lock:
@@ -395,7 +412,7 @@ def current() -> StateFile | None:
         end_shared()
         disk = settings.disk
         try:
-            _current = StateFile(disk.folder.absolute(), disk.bytes) if disk else None
+            _current = StateFile(disk.folder, disk.bytes) if disk else None
         except OSError as error:
             reason = error.strerror or str(error)
             raise settings.refusal("disk", reason, "a folder on a disk") from error
