@@ -90,6 +90,16 @@ void Disk::wait_until(std::unique_lock<std::mutex>& lock, Done done) {
   wait_us_ += real_us() - begin;
 }
 
+bool Disk::writable() {
+  if (!broken_) return true;
+  if (!full_) return false;
+  const auto lock = guard();
+  if (!file_.has_room()) return false;
+  full_ = broken_ = false;
+  failure_[0] = '\0';
+  return true;
+}
+
 bool Disk::reserve(std::size_t pages) {
   const auto lock = guard();
   return file_.reserve(pages);
@@ -138,8 +148,11 @@ void Disk::note_failure(bool write, int error, const Slot& slot) {
   const char* const why = error == kDamaged   ? "these are not the bytes that were written"
                           : error == kChanged ? "it was changed after it was loaded"
                           : error == EIO      ? "input/output error"
-                          : error == ENOSPC   ? "no space is left on the disk"
-                                              : number;
+                          : error == EBADF    ? "the program has closed its descriptor"
+                          : error != ENOSPC   ? number
+                          : full_             ? "no space is left on the disk; children that the "
+                                                "program forked may read what it has"
+                                              : "no space is left on the disk";
   const std::string& name = source ? file_.sources().path(slot.source()) : file_.folder();
   std::snprintf(failure_.data(), failure_.size(), "%s %s'%s' at %s: %s",
                 write ? "writing" : "reading", source ? "" : "the file in ", name.c_str(), at, why);
@@ -151,6 +164,7 @@ int Disk::write_page(Io& io, const char* from, std::unique_lock<std::mutex>& loc
   for (int i = 0; i < 2; ++i) {
     Slot slot = io.slot;
     if (!file_.take(slot)) {
+      full_ = file_.is_shared();
       note_failure(true, ENOSPC, io.slot.in_source() ? Slot{} : io.slot);
       return ENOSPC;
     }
@@ -173,7 +187,7 @@ int Disk::read_page(std::size_t page, char* to, std::unique_lock<std::mutex>& lo
   if (error != 0) {
     note_failure(false, error, slot);
     unread_ = page;
-  } else if (writable() && unread_ == page) {
+  } else if (!broken_ && unread_ == page) {
     failure_[0] = '\0';
   }
   return error;
@@ -196,6 +210,7 @@ void Disk::transfer(std::size_t page, bool writes, std::unique_lock<std::mutex>&
     if (io.gives) give_locked(io.frame);
   } else {
     io.state = State::kUnwritten;
+    if (io.gives) ++stuck_;
     if (!broken_.exchange(true)) warn(lock);
   }
   if (workers_) workers_->changed.notify_all();
@@ -293,6 +308,7 @@ Disk::Kept Disk::keep(std::size_t page, std::uint32_t& frame) {
   auto lock = guard();
   Io& io = io_[page];
   if (io.state == State::kIdle) return {false, true};
+  if (io.state == State::kUnwritten && io.gives) --stuck_;
   if (io.state == State::kWriteWaits) {
     unlink(writes_, page);
     io.state = State::kUnwritten;
@@ -378,7 +394,8 @@ void Disk::forget(std::size_t page) {
 void Disk::prepare_fork() {
   auto lock = guard();
   wait_until(lock, [&] {
-    const bool reads_wait = reads_.head != 0 && !is_starved();
+    // A child has no threads: its reads are inherited, and made by those who wait for them.
+    const bool reads_wait = workers_ && reads_.head != 0 && !is_starved();
     return writes_.head == 0 && in_.running + out_.running == 0 && !reads_wait;
   });
   file_.prepare_fork();

@@ -53,8 +53,11 @@ class Disk {
   // Waits for the writes, and takes the memory from free frames.
   void give_back();
 
-  // False if the disk takes no more: nothing may be evicted that it has not.
-  bool writable() const { return !broken_; }
+  // False if the disk takes no more: nothing may be evicted that it has not. One that is full of
+  // what children may still read takes more once they have ended.
+  bool writable();
+  // Frames that pages keep because they could not be written.
+  std::size_t stuck() const { return stuck_; }
   // From `from`, where nothing may write meanwhile. `gives`: the frame is free afterwards.
   void write(std::size_t page, std::uint32_t frame, const char* from, bool gives);
   // To a frame that is free when the read begins.
@@ -150,6 +153,8 @@ class Disk {
   Busy in_, out_;
   std::uint64_t wait_us_ = 0, opened_us_ = 0;
   std::atomic<bool> broken_{false};
+  std::atomic<bool> full_{false};  // broken for that reason
+  std::atomic<std::size_t> stuck_{0};
   std::array<char, 256> failure_{};
   std::size_t unread_ = 0;      // the page whose read failed last
   Workers* workers_ = nullptr;  // null in a forked child

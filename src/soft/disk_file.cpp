@@ -14,6 +14,7 @@
 
 #include "base/assert.h"
 #include "base/format.h"
+#include "soft/descriptors.h"
 #include "soft/disk_calls.h"
 
 namespace umem::soft {
@@ -75,7 +76,7 @@ int DiskFile::open_file(std::string& problem) const {
   if (file < 0)
     problem = errno == EINVAL ? "its file system has no O_DIRECT; name a folder on another one"
                               : std::strerror(errno);
-  return file;
+  return moved_up(file);
 }
 
 Status DiskFile::open(const std::string& folder, std::size_t limit_pages, std::size_t max_pages) {
@@ -165,6 +166,11 @@ void DiskFile::end_leases() {
     free_.push_back(slot.number);
     return true;
   });
+}
+
+bool DiskFile::has_room() {
+  end_leases();
+  return leases_.empty() || !free_.empty();
 }
 
 bool DiskFile::is_read_by_children(std::uint32_t number) {

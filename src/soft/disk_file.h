@@ -57,6 +57,10 @@ class DiskFile {
   int write(Slot& slot, const char* from) const;
   int read(const Slot& slot, char* to) const;
 
+  // True if a disk that was full may take more now.
+  bool has_room();
+  bool is_shared() const { return !leases_.empty(); }
+
   void prepare_fork();
   void forked_parent();
   void forked_child();

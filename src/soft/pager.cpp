@@ -208,22 +208,26 @@ bool Pager::free_a_frame(Moved& moved) {
   }
   if (discarded_.head) return evict(discarded_.head - 1, Frame::kGiven, moved);
   if (calls_hold_too_much() && held_.head && hand_over(held_.head - 1, moved)) return true;
-  for (std::uint32_t id = used_list_.head; id != 0; id = pages_[id - 1].next)
-    if (!disk_.on() || disk_.writable() || pages_[id - 1].on_disk)
-      return evict(id - 1, Frame::kGiven, moved);
+  for (std::uint32_t id = used_list_.head, next = 0; id != 0; id = next) {
+    next = pages_[id - 1].next;
+    if (disk_.on() && !disk_.writable() && !pages_[id - 1].on_disk) continue;
+    if (evict(id - 1, Frame::kGiven, moved)) return true;
+    if (!disk_.on()) return false;  // another page's copy may be on the disk
+  }
   return held_.head && hand_over(held_.head - 1, moved);
 }
 
 // A disk that takes no more leaves pages in the frames that transfers had.
-std::size_t Pager::usable_frames() const {
-  return disk_.on() && !disk_.writable() ? frames_ + staging_ : frames_;
+std::size_t Pager::usable_frames() {
+  if (!disk_.on() || disk_.writable()) return frames_;
+  return frames_ + staging_ - std::min(staging_, disk_.stuck());
 }
 
 bool Pager::take_frame(std::uint32_t& frame, Moved& moved) {
   if (frames_ == 0 || !shrink_to(usable_frames() - 1, moved)) return false;
   if (disk_.on()) {
-    frame = disk_.take();
-    if (frame == Disk::kNoFrame) return false;
+    while ((frame = disk_.take()) == Disk::kNoFrame)
+      if (!free_a_frame(moved)) return false;
     ++used_;
     return true;
   }
@@ -673,7 +677,7 @@ bool Pager::pin_on_device(Extent extent, Moved& moved) {
 Pager::Fault Pager::fault(std::size_t index, bool writes, Moved& moved) {
   Page& page = pages_[index];
   const auto result = [](bool done) { return done ? Fault::kBrought : Fault::kRefused; };
-  if (page.arriving) return result(settle(index));
+  if (page.arriving && settle(index)) return Fault::kBrought;
   if (mapped_from_host(page) || (page.state == PageState::kDevice && !page.read_only))
     return Fault::kPresent;  // another thread's fault brought it meanwhile
   if (page.read_only || page.state == PageState::kDuplicate)
@@ -687,7 +691,8 @@ Pager::Fault Pager::fault(std::size_t index, bool writes, Moved& moved) {
   }
   if (thrashes(index)) return result(map_until_end(index));
   const std::int8_t last = page.last_prefetch;
-  const bool brought = to_device({index, 1}, moved) && settle(index);
+  bool brought = false;  // a second time, with fewer frames, if writes fail meanwhile
+  for (int i = 0; !brought && i < 2; ++i) brought = to_device({index, 1}, moved) && settle(index);
   page.last_prefetch = last;  // a fault is not a prefetch
   return result(brought);
 }

@@ -171,7 +171,7 @@ class Pager {
   // Evicts in the driver's order until at most `frames` are used.
   bool shrink_to(std::size_t frames, Moved& moved);
   bool free_a_frame(Moved& moved);
-  std::size_t usable_frames() const;
+  std::size_t usable_frames();
   bool take_frame(std::uint32_t& frame, Moved& moved);
   bool frame_for(std::size_t index, std::uint32_t& frame, Moved& moved);
   void give_frame(std::uint32_t frame);

@@ -11,6 +11,7 @@
 
 #include "base/assert.h"
 #include "base/units.h"
+#include "soft/descriptors.h"
 #include "soft/disk_calls.h"
 
 namespace umem::soft {
@@ -53,7 +54,7 @@ Result<std::uint16_t> Sources::open(const std::string& path, std::uint64_t bytes
   const auto failed = [&](const std::string& why) {
     return Status(Code::kInvalidArgument, "cannot read memory from '" + path + "': " + why);
   };
-  const int file = ::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+  const int file = moved_up(::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
   if (file < 0)
     return failed(errno == EINVAL ? "its file system has no O_DIRECT" : std::strerror(errno));
   struct stat now = {};

@@ -245,6 +245,35 @@ def test_training_lives_in_a_control_group_that_plain_torch_exceeds(
     assert found["memory"] - BUDGET + found["peak_live_bytes"] > limit
 
 
+def test_files_of_the_program_that_take_closed_descriptors_are_left_alone(tmp_path: Path) -> None:
+    """Daemons close all descriptors that they find."""
+    program = """
+import os, sys, torch, umem
+umem.enable(budget="48MiB", disk=sys.argv[1], device="soft", policy="lru")
+kept = torch.ones(1 << 20)
+os.closerange(3, 256)
+files = [open(f"{sys.argv[1]}/{i}", "w+b") for i in range(8)]
+for file in files:
+    file.write(b"precious")
+    file.flush()
+tensors = [torch.full((1 << 20,), float(i)) for i in range(24)]
+umem.sleep()
+umem.wake()
+print(all(os.fstat(file.fileno()).st_size == 8 for file in files))
+print(all(bool(t.eq(float(i)).all()) for i, t in enumerate(tensors)))
+"""
+    done = forkserver.run(["-c", program, str(tmp_path)])
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+def test_the_folder_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with umem.enable(budget="64MiB", disk=".", device="soft") as session:
+        monkeypatch.chdir("/")
+        assert session.settings.disk is not None
+        assert session.settings.disk.folder == tmp_path
+
+
 def test_a_limit_of_writes_needs_a_disk() -> None:
     with pytest.raises(umem.ConfigError, match="no evicted memory is written to a disk"):
         umem.enable(budget="64MiB", device="soft", disk_writes="5TB/day")

@@ -177,6 +177,34 @@ def test_a_disk_that_takes_no_more_loses_nothing(
         check(driver, ptr, page, page)
 
 
+def clean_beside(driver: Driver, pages: int) -> tuple[int, int]:
+    """Pages that are clean, on the disk and read by copies, and others that only frames have."""
+    clean, other = fill(driver), driver.alloc(pages)
+    driver.calls.cuMemAdvise(clean, PAGES * PAGE, READ_MOSTLY, DEVICE)
+    for page in range(PAGES):
+        check(driver, clean, page, page)
+    for page in range(pages):
+        write(driver, other, page, 100 + page)
+    time.sleep(0.2)  # nothing is under way
+    return clean, other
+
+
+@pytest.mark.parametrize("way", ["evicted", "copied"])
+def test_clean_pages_come_and_go_beside_what_cannot_be_written(driver: Driver, way: str) -> None:
+    clean, other = clean_beside(driver, 3)
+    for nth in range(1, 200 if way == "evicted" else 5):
+        disk.fail("write", nth, "EIO")
+    if way == "copied":
+        driver.calls.cuMemAdvise(other, 3 * PAGE, READ_MOSTLY, DEVICE)
+    driver.calls.cuMemPrefetchAsync(other, 3 * PAGE, HOST, 0, driver.stream)
+    time.sleep(0.2)
+    for _ in range(2):
+        for page in range(PAGES):
+            check(driver, clean, page, page)
+    for page in range(3):
+        check(driver, other, page, 100 + page)
+
+
 def break_disk(driver: Driver) -> int:
     """Ten pages, with a disk that has refused some of them."""
     ptr = fill(driver, 10)
@@ -309,6 +337,48 @@ def test_a_forked_child_and_its_parent_write_apart(tmp_path: Path) -> None:
     print("right")
     """
     ends_right(code, tmp_path)
+
+
+def test_a_child_may_fork_while_its_reads_wait(tmp_path: Path) -> None:
+    code = """
+    child = os.fork()
+    if child == 0:
+        assert d.cuMemPrefetchAsync(ptr, 2 * PAGE, (1, 0), 0, 0) == 0
+        grandchild = os.fork()
+        if grandchild == 0:
+            os._exit(0 if whole(1) else 1)
+        os._exit(0 if os.waitpid(grandchild, 0)[1] == 0 and whole(1) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    print("right")
+    """
+    ends_right(code, tmp_path)
+
+
+def test_a_disk_that_is_full_while_a_child_lives_takes_more_afterwards(tmp_path: Path) -> None:
+    code = """
+    other = d.cuMemAllocManaged(64 * PAGE, 1)[1]
+    for page in range(64):  # no spare places are left
+        d.store(other + page * PAGE, b"o")
+    assert whole(1)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(reader, 1)
+        os._exit(0 if whole(1) else 1)
+    for nth in range(1, 400):
+        d.disk.fail("reserve", nth, "ENOSPC")
+    for page in range(2):  # the frames for pages under way have them
+        d.store(ptr + page * PAGE, bytes([9]))
+    os.write(writer, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+    for value in range(2, 8):
+        fill(value)
+        assert whole(value)
+    print("right")
+    """
+    done = run(code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    assert done.stderr.count("children that the program forked may read what it has") == 1
 
 
 def test_short_children_beside_a_long_one_leave_no_slots_behind(tmp_path: Path) -> None:

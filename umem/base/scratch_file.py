@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import resource
 import tempfile
 from pathlib import Path
 
 _IN_MEMORY = ("tmpfs", "ramfs")
+_HIGH = 512  # the kernel's table of descriptors has room for all numbers below
 
 
 def open_unnamed(folder: Path) -> tuple[int, int]:
@@ -31,13 +34,29 @@ def open_unnamed(folder: Path) -> tuple[int, int]:
             raise
         mapped, name = tempfile.mkstemp(dir=folder, prefix="umem-")
         Path(name).unlink()
+    mapped = _moved_up(mapped)
     try:
-        return mapped, os.open(f"/proc/self/fd/{mapped}", flags | os.O_DIRECT)
+        return mapped, _moved_up(os.open(f"/proc/self/fd/{mapped}", flags | os.O_DIRECT))
     except OSError as error:
         os.close(mapped)
         if error.errno == errno.EINVAL:
             raise OSError(errno.EINVAL, "its file system has no O_DIRECT") from error
         raise
+
+
+def _moved_up(file: int) -> int:
+    """Move a descriptor to a number that the kernel does not give out soon.
+
+    A program that closes all of its descriptors, as daemons do, may then open others, and umem must
+    not write to those.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        moved = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, min(most // 2, _HIGH))
+    except OSError:
+        return file
+    os.close(file)
+    return moved
 
 
 def file_system(folder: Path) -> str:

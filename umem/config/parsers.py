@@ -150,13 +150,16 @@ def parse_path(text: str) -> Path:
 
 
 def parse_disk(text: str) -> Disk | None:
-    """Parse a folder, or a folder, a colon and bytes; None stands for `off`."""
+    """Parse a folder, or a folder, a colon and bytes; None stands for `off`.
+
+    The folder is that of now, whatever folder the program works in later.
+    """
     if text.strip().lower() == "off":
         return None
     folder, _, limit = text.rpartition(":")
     if not folder or "/" in limit:
-        return Disk(parse_path(text))
-    return Disk(parse_path(folder), parse_bytes(limit, least=PAGE_BYTES))
+        return Disk(parse_path(text).absolute())
+    return Disk(parse_path(folder).absolute(), parse_bytes(limit, least=PAGE_BYTES))
 
 
 def parse_writes(text: str) -> int:

@@ -86,7 +86,7 @@ def native_options(settings: Settings, threads: int) -> core.Options:
     options.device_bytes = settings.device.bytes or 0
     options.budget_bytes, options.host_budget_bytes = budgets(settings, options.device, threads)
     if settings.disk is not None and options.device == "soft":
-        options.disk = str(settings.disk.folder.absolute())
+        options.disk = str(settings.disk.folder)
         options.disk_bytes = settings.disk.bytes or 0
         options.disk_bytes_a_day = settings.disk_writes
         options.staging_bytes = _staging_bytes(options.budget_bytes)
