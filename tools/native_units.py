@@ -26,7 +26,7 @@ PARTS = {
     "torch_ext/cuda/snapshot": "torch_ext/cuda/history",  # History in torch's snapshot format
     "torch_ext/cuda/statistics": _ALLOCATOR,
 }
-# A Python module by its folder: nothing includes it, and a header lists what `module.cpp` registers.
+# A Python module by its folder: nothing includes it; a header lists what `module.cpp` registers.
 _MODULES = {"bindings": "bindings/bind"}
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)

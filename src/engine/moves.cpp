@@ -270,7 +270,7 @@ Status Moves::prefetch(RangeId id) {
     return state_.mapped() ? Status() : transfers_.bring_in(one_, nullptr);
   UMEM_RETURN_IF_ERROR(fetch(one_, nullptr));
   if (state_.ledger.away(id))
-    return {Code::kOutOfDeviceMemory, "the block does not fit beside what is in use"};
+    return {Code::kOutOfDeviceMemory, "the block does not fit in addition to the memory in use"};
   state_.ledger.set_prefetched(id);
   return {};
 }

@@ -179,7 +179,7 @@ def test_lists_are_whole_for_plain_torch_and_in_parts_for_umem() -> None:
         (["timm.tiny_net", "--train", "full", "--precision", "bf61"], "did you mean bf16?"),
         (["timm.tiny_net", "--train", "full", "--torch-optimizer", "adam2"], "allowed: adamw"),
         (["timm.tiny_ned", "--train", "full"], "did you mean tiny_net?"),
-        (["no_such_net", "--train", "full"], "is no config.json, no folder with one, and no model"),
+        (["no_such_net", "--train", "full"], "is not a config.json, a folder with one, or a model"),
         (["absent.json", "--train", "full"], "cannot be read as a configuration"),
         (["odd.json", "--train", "full"], "describes no model; allowed: a file with model_type"),
     ],

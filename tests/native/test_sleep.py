@@ -282,7 +282,7 @@ def test_a_pin_finds_no_space_while_ops_run_and_an_op_brings_it(program: Program
     for name in names:
         program.take(name)
     token = _core.op_begin([program.at[name] for name in names], "", "forward")
-    with pytest.raises(OutOfMemoryError, match="does not fit beside what is in use"):
+    with pytest.raises(OutOfMemoryError, match="does not fit in addition to the memory in use"):
         _core.wake(ALL, 0)
     _core.op_end(token, "")
     program.op("a")

@@ -26,8 +26,8 @@ def clock(device: DeviceProfile) -> Clock:
     compute = device.compute
     if compute is None:
         raise ConfigError(
-            f"the device profile {device.name!r} has no table `compute`, so nothing is known of an "
-            "op's time; add the table (docs/planning.md), or take a built-in profile with --link"
+            f"the device profile {device.name!r} has no table `compute`, so op times are "
+            "unknown; add the table (docs/planning.md), or take a built-in profile with --link"
         )
     peaks = _peaks(compute)
 

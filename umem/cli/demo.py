@@ -40,8 +40,8 @@ def add_parser(subparsers: Subparsers) -> None:
     text = "a folder on a disk for evicted memory in the runs below the peak (docs/disk.md)"
     parser.add_argument("--disk", type=Path, metavar="DIR", help=text)
     text = (
-        "where the runs below the peak update parameters (docs/optimizer_state.md), all runs by "
-        "torch's fused kernels: device, host, auto or 50%%"
+        "where runs below the peak update parameters: device, host, auto or 50%% "
+        "(docs/optimizer_state.md); all runs then use torch's fused kernels"
     )
     parser.add_argument("--optimizer", metavar="WHERE", help=text)
     parser.add_argument("--plot", type=Path, help=f"file of the picture (default: {DEFAULT_PLOT})")

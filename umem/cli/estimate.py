@@ -157,8 +157,8 @@ def _check_program(args: argparse.Namespace) -> None:
     if args.script and (args.max_batch or args.batch is not None):
         option = "--max-batch" if args.max_batch else "--batch"
         raise ConfigError(
-            f"{option} does not work with a script, which has its own batch; write a function of "
-            "batch=N and returns its step (umem estimate FILE.py:function)"
+            f"{option} does not work with a script, which has its own batch; write a function "
+            "that takes batch=N and returns its step (umem estimate FILE.py:function)"
         )
 
 

@@ -160,7 +160,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "one, a class of transformers or diffusers with its defaults, or a name of timm or "
         "torchvision.",
     )
-    text = "all weights, LoRA's, LoRA's on weights of 4 bits, or a forward pass only"
+    text = "train all weights, LoRA adapters, LoRA on 4-bit weights, or only run a forward pass"
     group.add_argument("--train", choices=TRAINED, help=text)
     for name, text in _COUNTS.items():
         group.add_argument(_flag(name), type=int, metavar="N", help=text)

@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of a program of several ranks."""
     text = f"plan a rank on a node whose devices share links: {nodes.ALLOWED}"
     parser.add_argument("--node", help=text)
-    text = "ranks of the program, one a device (default: a node's devices)"
+    text = "number of ranks, one per device (default: the devices of one node)"
     parser.add_argument("--ranks", type=int, metavar="N", help=text)
 
 

@@ -79,8 +79,8 @@ OPTIONS = (
     Option(
         "disk_writes", "UMEM_DISK_WRITES", "bytes a day", parsers.parse_writes, "unlimited",
         parsers.WRITES_ALLOWED,
-        "How much evicted memory may be written to `disk`, which wears out by it. Plans count "
-        "with a disk that writes no faster, so they write less where another choice, or "
+        "How much evicted memory may be written to `disk`, which writing wears out. Plans assume "
+        "a disk that writes no faster, so they write less where another choice, or "
         "recomputation, then costs less. It is no hard limit: nothing waits for it, and a plan "
         "that moves more and is slower than `lru` is dropped as without it. The end of the program "
         "says if more is written.",

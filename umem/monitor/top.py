@@ -67,7 +67,7 @@ def render(view: Mapping[str, Any]) -> str:
         f"faults    {stats['faults']}{_a_second(view['faults_per_s'], '.0f')}",
         f"plan      {_plan(view['plan_hit_share'], stats)}",
         "",
-        f"{'tag':<12}{'blocks':>8}{'bytes':>14}{'resident':>14}{'away':>14}",
+        f"{'tag':<12}{'blocks':>8}{'bytes':>14}{'resident':>14}{'evicted':>14}",
     ]
     return "\n".join(lines + [_row(name, row) for name, row in _largest(view["tags"])])
 

@@ -92,7 +92,7 @@ def find(text: str, directory: Path) -> Source:
     more = f"; not installed: pip install {' '.join(missing)}" if missing else ""
     hint = did_you_mean(text, [name for library in installed for name in _names(library)])
     raise ConfigError(
-        f"{text!r} is no config.json, no folder with one, and no model of "
+        f"{text!r} is not a config.json, a folder with one, or a model of "
         f"{' or '.join(installed) or 'an installed library'}{hint}{more}"
     )
 
