@@ -31,7 +31,7 @@ A value comes from the first of these sources that sets it:
 
 A `pyproject.toml` counts only if it and its directory belong to you or to root, and no other user
 can write to them; a warning says when one is ignored. It cannot set the options that name a file or
-directory (`torch_ext_cache`, `trace`, `top`), nor name code as a policy.
+directory (`disk`, `torch_ext_cache`, `trace`, `top`), nor name code as a policy.
 
 An unknown name or a bad value is an error that names the option, the value and what is allowed.
 With `UMEM=1` it is one warning, and torch is unchanged; `UMEM_STRICT=1` makes it an error too.

@@ -51,12 +51,12 @@ OPTIONS = (
         "budget", "UMEM_BUDGET", "size", parsers.parse_budget, "auto",
         f"auto, {BYTES_ALLOWED}, or a percentage of the device's memory such as 80%",
         "Maximum bytes that umem keeps on each device, live and cached. `auto` on a GPU is the "
-        "memory that is free at the first use, less 512 MiB; on the software device it is the "
-        "device's size, or half of the memory available at the start if it has none. If the device "
-        "has a size, the budget follows the free memory (docs/sleep.md). A percentage of a "
-        "software device needs a device of known size. The minimum is 8 MiB (4 pages of 2 MiB), on "
-        "the software device per torch thread, because one instruction can need several pages at "
-        "once.",
+        "memory that is free at the first use, less an eighth of it or 512 MiB, whichever is less. "
+        "On the software device it is the device's size; if it has none, half of the memory "
+        "available at the start, or with a disk four fifths. On a device with a size, `auto` "
+        "follows the free memory (docs/sleep.md). A percentage of a software device needs a device "
+        "of known size. The minimum is 8 MiB (4 pages of 2 MiB), on the software device per torch "
+        "thread, because one instruction can need several pages at once.",
     ),
     Option(
         "host_budget", "UMEM_HOST_BUDGET", "size", parsers.parse_host_budget, "auto",
