@@ -606,6 +606,9 @@ def test_methods_that_the_step_calls_may_see_all_parameters() -> None:
         def __init__(self, parameters: Any) -> None:
             super().__init__(parameters, lr=1e-3)
 
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            super().zero_grad(set_to_none)
+
     layer = torch.nn.Linear(4, 4)
     assert parts.is_per_parameter(Named(layer.parameters()))
     assert not parts.is_per_parameter(Counts(layer.parameters()))

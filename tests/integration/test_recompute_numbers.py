@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import inspect
 import pickle
@@ -148,6 +149,51 @@ def test_a_forward_pass(inner: Inner, mode: str) -> None:
 
 
 # --- backward passes ------------------------------------------------------------------------------
+
+
+def test_functions_with_a_parameter_drop_what_else_they_save() -> None:
+    def inner(net: Net, h: Any) -> Any:
+        for _ in range(3):
+            h = Scaled.apply(functional.gelu(net.b(h)), net.b.bias)
+        return h
+
+    agree("memory", inner)
+    torch.manual_seed(0)
+    net = umem.optimize(Net(inner), mode="memory", budget="50%")
+    for _ in range(2):
+        backward(net, torch.randn(BATCH, WIDTH))
+    assert report(net).dropped >= 5
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, scale: Any) -> Any:
+        ctx.save_for_backward(x, None, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        x, _, scale = ctx.saved_tensors
+        assert isinstance(scale, nn.Parameter)
+        return gradient * scale, (gradient * x).sum(0)
+
+
+def test_a_look_at_data_keeps_nothing() -> None:
+    def inner(net: Net, h: Any) -> Any:
+        y = functional.gelu(h).mul_(2)
+        out = (y * y).sum(1, keepdim=True)
+        y.data.abs().mean()
+        vars(net)["storage"] = weakref.ref(y.untyped_storage())
+        return out * h
+
+    torch.manual_seed(0)
+    net = umem.optimize(Net(inner), mode="memory", budget="50%")
+    for _ in range(3):
+        out = net(torch.randn(BATCH, WIDTH))
+        alive = vars(net)["storage"]()
+        out.sum().backward()
+    assert alive is None
+    agree("memory", inner)
 
 
 def float32_island(net: Net, h: Any) -> Any:
@@ -312,6 +358,64 @@ def test_a_class_and_its_base_may_both_be_optimized() -> None:
     assert forwards.run_of(heir) is not None
     umem.deoptimize(heir)
     assert "__wrapped__" not in vars(Net.forward)
+
+
+def wrapped(net: nn.Module) -> None:
+    inside = net.forward
+
+    @functools.wraps(inside)
+    def forward(*args: Any, **named: Any) -> Any:
+        return inside(*args, **named)
+
+    net.forward = forward
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_others_may_wrap_the_forward_of_an_object_at_any_time(before: bool) -> None:
+    net = Net()
+    if before:
+        wrapped(net)
+    umem.optimize(net, mode="memory")
+    wrapped(net)
+    for _ in range(2):
+        backward(net, torch.randn(BATCH, WIDTH))
+    found = report(net)
+    assert found.dropped > 0
+    umem.deoptimize(net)
+    found.dropped = -1
+    backward(net, torch.randn(BATCH, WIDTH))
+    assert found.dropped == -1
+
+
+def test_a_class_whose_forward_was_replaced_is_changed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = umem.optimize(Net(), mode="memory")
+    monkeypatch.setattr(Net, "forward", inspect.unwrap(Net.forward))
+    second = umem.optimize(Net(), mode="memory")
+    for _ in range(2):
+        backward(second, torch.randn(BATCH, WIDTH))
+    assert report(second).dropped > 0
+    for net in (first, second):
+        umem.deoptimize(net)
+
+
+def test_the_programs_own_apply_is_left_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    own: Any = vars(torch.autograd.Function)["apply"]
+    calls: list[Any] = []
+
+    @classmethod  # type: ignore[misc]
+    def apply(cls: Any, *args: Any) -> Any:
+        calls.append(cls)
+        return own.__get__(None, cls)(*args)
+
+    monkeypatch.setattr(torch.autograd.Function, "apply", apply)
+    net = umem.optimize(Net(lambda net, h: Scaled.apply(h, net.b.bias)), mode="memory")
+    for _ in range(2):
+        backward(net, torch.randn(BATCH, WIDTH))
+    assert calls == [Scaled, Scaled]
+    assert vars(torch.autograd.Function)["apply"] is apply
+    umem.deoptimize(net)
 
 
 class Frozen(nn.Module):

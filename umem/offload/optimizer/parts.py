@@ -12,6 +12,9 @@ from torch.optim import LBFGS, Optimizer
 from ...capture.list_parts import overlaps
 from ...errors import StateError
 
+# Methods that no step calls, and the step itself, which torch wraps in each class.
+_BESIDE_STEP = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")
+
 
 class OfOptimizer:
     """An object that an optimizer's hooks keep alive, and that does not keep the optimizer alive.
@@ -48,7 +51,7 @@ def is_per_parameter(optimizer: Optimizer) -> bool:
         callable(value) and hasattr(classes[first], name)
         for cls in classes[:first]
         for name, value in vars(cls).items()
-        if not name.startswith("__") and name != "step"  # torch wraps that one in each class
+        if not name.startswith(("__", "register_")) and name not in _BESIDE_STEP
     )
 
 

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -184,11 +184,14 @@ class _Dropped:
 
     def keep(self) -> None:
         """Keep the memory, which is about to be changed, as torch would have kept it."""
-        assert self.ref.value is not None
+        if self.ref.value is None:
+            return  # it is kept already
         assert self.ref.value.storage is not None
         storage = self.ref.value.storage()
-        if self._kept is None and storage is not None:
+        if storage is not None:
             self._kept = over(self._counter, storage, self.ref)
+            self.ref.value.reads -= 1
+            self.ref = replace(self.ref, value=None)  # with all that would rebuild it
 
     def unpack(self) -> torch.Tensor:
         if self._counter._version != self._version:
@@ -227,6 +230,8 @@ class _Dropping(DispatchMode):
         self.counted = 0
         # Weak if the value holds the storage itself and keeps it alive.
         self.live: dict[StorageKey, Value | weakref.ref[Value]] = {}
+        # Values that the program reads through another version counter, as by `data`.
+        self._others: dict[StorageKey, list[weakref.ref[Value]]] = {}
         self._rule = rule
         self._matches = True
         self._packing = False
@@ -384,7 +389,10 @@ class _Dropping(DispatchMode):
         value = self._at(key)
         if value is not None and value.version != tensor._version:
             # No longer known: a write through another version counter would not be seen.
-            self._forget(key, value)
+            with torch._C._DisableTorchDispatch():  # a hook's ops are not the program's
+                _privately(value)
+            self._others.setdefault(key, []).append(weakref.ref(value))
+            del self.live[key]
             return None
         return value
 
@@ -398,19 +406,13 @@ class _Dropping(DispatchMode):
             if not _has_storage(tensor):
                 continue
             value = self._at(key := tensor.untyped_storage()._cdata)
+            others = [other() for other in self._others.pop(key, ())]
+            with torch._C._DisableTorchDispatch():  # the program's modes would see the copy
+                for each in (value, *others):
+                    if each is not None:
+                        _before_change(each)
             if value is not None:
-                self._forget(key, value)
-
-    def _forget(self, key: StorageKey, value: Value) -> None:
-        """Leave a storage that others change to them; what it held stays for those that need it.
-
-        Nodes have read the content, and have a copy. Autograd would have the storage itself.
-        """
-        with torch._C._DisableTorchDispatch():  # the program's modes would see the copy
-            _privately(value)
-            for dropped in value.handles or ():
-                dropped.keep()
-        self.live.pop(key, None)
+                self.live.pop(key, None)
 
     def _gone(self, key: StorageKey, dead: weakref.ref[Any]) -> None:
         known = self.live.get(key)
@@ -428,6 +430,16 @@ class _Dropping(DispatchMode):
             return False
         stream = int(torch._C._cuda_getCurrentRawStream(device.index))
         return self._streams.setdefault(device, stream) == stream
+
+
+def _before_change(value: Value) -> None:
+    """Keep what a storage holds for nodes, which have read it, by a copy.
+
+    Autograd would have the storage itself.
+    """
+    _privately(value)
+    for dropped in list(value.handles or ()):
+        dropped.keep()
 
 
 def _privately(value: Value) -> None:

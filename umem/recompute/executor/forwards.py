@@ -12,7 +12,7 @@ import inspect
 import weakref
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from ...errors import NotSupportedError
 Run = Callable[..., Any]
 
 _lock = locks.reentrant()  # a finalizer may come at any line
-_runs: dict[int, tuple[weakref.ref[nn.Module], type, Run]] = {}  # by id, with the class changed
+_runs: dict[int, _Entry] = {}  # by the model's id
 _own: dict[type, tuple[Any, Any]] = {}  # what each class had, or None, and what it has instead
 
 
@@ -32,14 +32,24 @@ class _OfObject:
     """A `forward` that was set on the object itself."""
 
     def __init__(self, own: Callable[..., Any], run: Run) -> None:
-        self.own, self._run = own, run
         functools.update_wrapper(self, own)
+        self.own = own
+        self.run: Run | None = run  # None: restored, but the program has wrapped this since
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(self.own, *args, **kwargs)
+        return (
+            self.own(*args, **kwargs) if self.run is None else self.run(self.own, *args, **kwargs)
+        )
 
     def __reduce__(self) -> Any:
         return functools.partial, (self.own,)  # umem may not be there
+
+
+class _Entry(NamedTuple):
+    model: weakref.ref[nn.Module]
+    cls: type
+    run: Run
+    of_object: _OfObject | None
 
 
 def replace(model: nn.Module, run: Run) -> None:
@@ -49,10 +59,12 @@ def replace(model: nn.Module, run: Run) -> None:
         NotSupportedError: `forward` is no function.
     """
     cls = type(model)
+    of_object: _OfObject | None = None
     with _lock:
+        known = cls in _own and vars(cls).get("forward") is _own[cls][1]
         if (own := vars(model).get("forward")) is not None:
-            vars(model)["forward"] = _OfObject(own, run)
-        elif cls not in _own:
+            vars(model)["forward"] = of_object = _OfObject(own, run)
+        elif not known:
             if not isinstance(inspect.getattr_static(cls, "forward", None), FunctionType):
                 raise NotSupportedError(
                     f"{cls.__name__}.forward is no function with the model as its first argument; "
@@ -63,13 +75,14 @@ def replace(model: nn.Module, run: Run) -> None:
             cls.forward = made
             _own[cls] = before, made
         key = id(model)
-        _runs[key] = weakref.ref(model, lambda dead: _forget(key, dead)), cls, run
+        gone = weakref.ref(model, lambda dead: _forget(key, dead))
+        _runs[key] = _Entry(gone, cls, run, of_object)
 
 
 def run_of(model: object) -> Run | None:
     """Return what runs the model's forward, or None."""
     found = _runs.get(id(model))
-    return found[2] if found is not None and found[0]() is model else None
+    return found.run if found is not None and found.model() is model else None
 
 
 def restore(model: nn.Module) -> None:
@@ -77,17 +90,20 @@ def restore(model: nn.Module) -> None:
     with _lock:
         if run_of(model) is None:
             return
-        if isinstance(found := vars(model).get("forward"), _OfObject):
-            vars(model)["forward"] = found.own
-        _forget(id(model), _runs[id(model)][0])
+        known, _, _, mine = _runs[id(model)]
+        if mine is not None:
+            mine.run = None
+            if vars(model).get("forward") is mine:
+                vars(model)["forward"] = mine.own
+        _forget(id(model), known)
 
 
 def _forget(key: int, dead: weakref.ref[nn.Module]) -> None:
     with _lock:
-        if key not in _runs or _runs[key][0] is not dead:
+        if key not in _runs or _runs[key].model is not dead:
             return
-        cls = _runs.pop(key)[1]
-        if cls not in _own or any(each[1] is cls for each in _runs.values()):
+        cls = _runs.pop(key).cls
+        if cls not in _own or any(each.cls is cls for each in list(_runs.values())):
             return
         before, made = _own.pop(cls)
         if vars(cls).get("forward") is not made:
@@ -106,8 +122,8 @@ def _asking(cls: type, own: Any) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_compiling():
             found = runs.get(id(self))
-            if found is not None and found[1] is cls and found[0]() is self:
-                return found[2](own.__get__(self), *args, **kwargs)
+            if found is not None and found.cls is cls and found.model() is self:
+                return found.run(own.__get__(self), *args, **kwargs)
         return own(self, *args, **kwargs)
 
     # torch.jit compiles the source of `own`, with the names that this function sees.

@@ -5,7 +5,8 @@ functions that refuse are context managers written in Python. Their code is repl
 object can be for all callers: Dynamo knows them by identity. Compiled code has its own hooks.
 
 A function with its own backward that saves a parameter would get another tensor back than the one
-that it saved, without its attributes, and could not set its gradient: `apply` is replaced.
+that it saved, without its attributes, and could not set its gradient. So `apply` is replaced, and
+puts hooks only on what else the function saves.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def _replace(change: Callable[[int], None], context: int) -> None:
         change(context)
         for function, own, other in _REPLACED:
             function.__code__ = other if _active else own
-        torch.autograd.Function.apply = _apply if _active else _OWN_APPLY  # type: ignore[method-assign]
+        _replace_apply()
 
 
 def _disabled(error_message: str) -> Generator[None, None, None]:
@@ -116,16 +117,39 @@ _FUNCTIONS: tuple[Any, ...] = (
 OWN: tuple[Any, ...] = tuple(
     contextlib.contextmanager(FunctionType(each.__code__, each.__globals__)) for each in _FUNCTIONS
 )
-_OWN_APPLY: Any = vars(torch.autograd.Function)["apply"]
+_own_apply: Any = vars(torch.autograd.Function)["apply"]  # torch's, or the program's
+
+
+def _replace_apply() -> None:
+    global _own_apply
+    now: Any = vars(torch.autograd.Function)["apply"]
+    if _active and now is not _apply:
+        _own_apply, torch.autograd.Function.apply = now, _apply  # type: ignore[method-assign]
+    elif not _active and now is _apply:
+        torch.autograd.Function.apply = _own_apply  # type: ignore[method-assign]
 
 
 @classmethod  # type: ignore[misc]
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    own = _OWN_APPLY.__get__(None, cls)
-    if not _saves_parameter(args, kwargs):
+    own, top = _own_apply.__get__(None, cls), _top()
+    if top is None or not getattr(top[0], "of_umem", False) or not _saves_parameter(args, kwargs):
         return own(*args, **kwargs)
     with without():
-        return own(*args, **kwargs)
+        out = own(*args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        _hook_others(cls, out, *top)
+    return out
+
+
+def _hook_others(function: Any, out: Any, pack: Hook, unpack: Hook) -> None:
+    """Put the hooks on all that a function has saved, except for parameters."""
+    nodes = (tensor.grad_fn for tensor in tensors([out]))
+    node: Any = next((n for n in nodes if getattr(n, "_forward_cls", None) is function), None)
+    if node is None:
+        return
+    for saved, tensor in zip(node._raw_saved_tensors, node.saved_tensors, strict=True):
+        if tensor is not None and not (tensor.is_leaf and tensor.requires_grad):
+            saved.register_hooks(pack, unpack)
 
 
 _REPLACED = [

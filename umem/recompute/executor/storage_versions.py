@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from ...base import locks
 from ...capture import op_semantics
 from ...capture.op_semantics import OpSemantics, Place
 from ...errors import StateError
 
 READ, WRITE, SCRATCH = range(3)
+_of_default = locks.reentrant()  # it is the process's
 
 
 class Value:
@@ -248,11 +250,12 @@ def _default(dtype: torch.dtype) -> Iterator[None]:
     if now == dtype:
         yield
         return
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(now)
+    with _of_default:
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(now)
 
 
 def _run_again(node: Node, passing: dict[Value, torch.Tensor], left: Counter[Value]) -> None:
