@@ -92,9 +92,9 @@ def restore(model: nn.Module) -> None:
             return
         known, _, _, mine = _runs[id(model)]
         if mine is not None:
-            mine.run = None
+            own, mine.run = mine.own, None
             if vars(model).get("forward") is mine:
-                vars(model)["forward"] = mine.own
+                vars(model)["forward"] = own
         _forget(id(model), known)
 
 
