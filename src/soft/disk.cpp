@@ -93,11 +93,33 @@ void Disk::wait_until(std::unique_lock<std::mutex>& lock, Done done) {
 bool Disk::writable() {
   if (!broken_) return true;
   if (!full_) return false;
-  const auto lock = guard();
+  auto lock = guard();
   if (!file_.has_room()) return false;
   full_ = broken_ = false;
   failure_[0] = '\0';
-  return true;
+  write_again(lock);
+  return !broken_;
+}
+
+void Disk::write_again(std::unique_lock<std::mutex>& lock) {
+  while (unwritten_.head != 0 && !broken_) {
+    const std::size_t page = unwritten_.head - 1;
+    unlink(unwritten_, page);
+    --stuck_;
+    if (!workers_) {
+      transfer(page, true, lock);
+      continue;
+    }
+    io_[page].state = State::kWriteWaits;
+    push(writes_, page, false);
+    workers_->for_writes.notify_one();
+  }
+}
+
+bool Disk::has_frame(std::size_t page) const {
+  const auto lock = guard();
+  const State state = io_[page].state;
+  return state == State::kWriteWaits || state == State::kWriting || state == State::kUnwritten;
 }
 
 bool Disk::reserve(std::size_t pages) {
@@ -173,6 +195,7 @@ int Disk::write_page(Io& io, const char* from, std::unique_lock<std::mutex>& loc
     if (lock.mutex()) lock.lock();
     io.slot = slot;
     if (error == 0) return 0;
+    full_ = false;
     note_failure(true, error, slot);
     io.slot = {};  // never used again
   }
@@ -210,7 +233,10 @@ void Disk::transfer(std::size_t page, bool writes, std::unique_lock<std::mutex>&
     if (io.gives) give_locked(io.frame);
   } else {
     io.state = State::kUnwritten;
-    if (io.gives) ++stuck_;
+    if (io.gives) {
+      ++stuck_;
+      push(unwritten_, page, false);
+    }
     if (!broken_.exchange(true)) warn(lock);
   }
   if (workers_) workers_->changed.notify_all();
@@ -308,7 +334,10 @@ Disk::Kept Disk::keep(std::size_t page, std::uint32_t& frame) {
   auto lock = guard();
   Io& io = io_[page];
   if (io.state == State::kIdle) return {false, true};
-  if (io.state == State::kUnwritten && io.gives) --stuck_;
+  if (io.state == State::kUnwritten && io.gives) {
+    unlink(unwritten_, page);
+    --stuck_;
+  }
   if (io.state == State::kWriteWaits) {
     unlink(writes_, page);
     io.state = State::kUnwritten;

@@ -58,6 +58,7 @@ class Disk {
   bool writable();
   // Frames that pages keep because they could not be written.
   std::size_t stuck() const { return stuck_; }
+  bool has_frame(std::size_t page) const;  // its last write is not over
   // From `from`, where nothing may write meanwhile. `gives`: the frame is free afterwards.
   void write(std::size_t page, std::uint32_t frame, const char* from, bool gives);
   // To a frame that is free when the read begins.
@@ -138,6 +139,7 @@ class Disk {
   std::uint32_t pop_free();
   // No frame becomes free by itself: those of failed writes stay with their pages.
   bool is_starved() const { return free_.empty() && writes_.head == 0 && out_.running == 0; }
+  void write_again(std::unique_lock<std::mutex>& lock);
   void note_failure(bool write, int error, const Slot& slot);
   void warn(std::unique_lock<std::mutex>& lock);
   void begin(Busy& busy);
@@ -150,6 +152,7 @@ class Disk {
   std::vector<std::uint32_t> free_;  // frames; with room for all
   std::size_t takers_ = 0;           // threads that wait in `take`
   Queue reads_, writes_;
+  Queue unwritten_;  // pages whose frames are stuck
   Busy in_, out_;
   std::uint64_t wait_us_ = 0, opened_us_ = 0;
   std::atomic<bool> broken_{false};

@@ -153,11 +153,12 @@ void DiskFile::end_leases() {
   const std::size_t before = leases_.size();
   std::erase_if(leases_, [](const Lease& lease) {
     pollfd ended{lease.file, POLLIN, 0};
-    if (poll(&ended, 1, 0) <= 0) return false;
+    if (poll(&ended, 1, 0) <= 0 || (ended.revents & POLLNVAL)) return false;
     ::close(lease.file);
     return true;
   });
   if (leases_.size() == before) return;
+  ended_ += before - leases_.size();
   std::erase_if(left_, [&](const Left& slot) {
     if (std::any_of(leases_.begin(), leases_.end(), [&](const Lease& lease) {
           return slot.written <= lease.epoch && lease.epoch < slot.left;
@@ -170,7 +171,7 @@ void DiskFile::end_leases() {
 
 bool DiskFile::has_room() {
   end_leases();
-  return leases_.empty() || !free_.empty();
+  return leases_.empty() || !free_.empty() || std::exchange(ended_, 0) > 0;
 }
 
 bool DiskFile::is_read_by_children(std::uint32_t number) {
@@ -236,6 +237,7 @@ void DiskFile::prepare_fork() {
   end_leases();
   // Without a pipe, children are taken to never end: nothing that they may read is overwritten.
   if (pipe2(pipe_.data(), O_CLOEXEC) != 0) pipe_ = {-1, -1};
+  for (int& end : pipe_) end = moved_up(end);
 }
 
 void DiskFile::forked_parent() {

@@ -100,6 +100,7 @@ class DiskFile {
     std::uint32_t epoch;
   };
   std::vector<Lease> leases_;
+  std::size_t ended_ = 0;  // leases, since the last `has_room`
   std::uint32_t epoch_now_ = 0;
   std::array<int, 2> pipe_{-1, -1};
 };

@@ -208,9 +208,10 @@ bool Pager::free_a_frame(Moved& moved) {
   }
   if (discarded_.head) return evict(discarded_.head - 1, Frame::kGiven, moved);
   if (calls_hold_too_much() && held_.head && hand_over(held_.head - 1, moved)) return true;
+  const bool clean_only = disk_.on() && !disk_.writable();
   for (std::uint32_t id = used_list_.head, next = 0; id != 0; id = next) {
     next = pages_[id - 1].next;
-    if (disk_.on() && !disk_.writable() && !pages_[id - 1].on_disk) continue;
+    if (clean_only && !pages_[id - 1].on_disk) continue;
     if (evict(id - 1, Frame::kGiven, moved)) return true;
     if (!disk_.on()) return false;  // another page's copy may be on the disk
   }
@@ -219,8 +220,10 @@ bool Pager::free_a_frame(Moved& moved) {
 
 // A disk that takes no more leaves pages in the frames that transfers had.
 std::size_t Pager::usable_frames() {
-  if (!disk_.on() || disk_.writable()) return frames_;
-  return frames_ + staging_ - std::min(staging_, disk_.stuck());
+  if (!disk_.on()) return frames_;
+  const std::size_t all = opened_ - set_aside_.size();
+  const std::size_t usable = all - std::min(disk_.stuck(), all - 1);
+  return disk_.writable() ? std::min(frames_, usable) : usable;
 }
 
 bool Pager::take_frame(std::uint32_t& frame, Moved& moved) {
@@ -319,7 +322,9 @@ bool Pager::bring(std::size_t index, Moved& moved) {
 // Gives the page a frame, and asks the disk for its contents unless they have not left yet.
 bool Pager::read(std::size_t index, Moved& moved) {
   Page& page = pages_[index];
-  if (frames_ == 0 || !shrink_to(usable_frames() - 1, moved)) return false;
+  // A page that could not be written has its frame still.
+  const bool framed = disk_.has_frame(index);
+  if (frames_ == 0 || (!framed && !shrink_to(usable_frames() - 1, moved))) return false;
   const Disk::Kept kept = disk_.keep(index, page.frame);
   page.on_disk = kept.on_disk;
   const bool duplicate = page.in_source || (page.read_mostly && (kept.on_disk || disk_.writable()));

@@ -156,7 +156,6 @@ def test_steps_that_the_program_marks_are_not_marked_twice() -> None:
         assert [steps_of(token) for _ in range(4)] == [1, 1, 1, 1]
 
 
-@pytest.mark.usefixtures("session")
 class Copied(torch.nn.Module):
     """Copies itself while it runs, as a signal handler that saves the model would."""
 
@@ -184,6 +183,7 @@ def test_a_model_may_be_copied_and_pickled_while_it_runs() -> None:
         del net, copied
 
 
+@pytest.mark.usefixtures("session")
 def test_a_call_that_raises_is_a_call() -> None:
     net = Block()
     with torch.no_grad():

@@ -189,19 +189,21 @@ def clean_beside(driver: Driver, pages: int) -> tuple[int, int]:
     return clean, other
 
 
-@pytest.mark.parametrize("way", ["evicted", "copied"])
-def test_clean_pages_come_and_go_beside_what_cannot_be_written(driver: Driver, way: str) -> None:
-    clean, other = clean_beside(driver, 3)
+@pytest.mark.parametrize(("way", "pages"), [("evicted", 3), ("evicted", 6), ("copied", 3)])
+def test_clean_pages_come_and_go_beside_what_cannot_be_written(
+    driver: Driver, way: str, pages: int
+) -> None:
+    clean, other = clean_beside(driver, pages)
     for nth in range(1, 200 if way == "evicted" else 5):
         disk.fail("write", nth, "EIO")
     if way == "copied":
-        driver.calls.cuMemAdvise(other, 3 * PAGE, READ_MOSTLY, DEVICE)
-    driver.calls.cuMemPrefetchAsync(other, 3 * PAGE, HOST, 0, driver.stream)
+        driver.calls.cuMemAdvise(other, pages * PAGE, READ_MOSTLY, DEVICE)
+    driver.calls.cuMemPrefetchAsync(other, pages * PAGE, HOST, 0, driver.stream)
     time.sleep(0.2)
     for _ in range(2):
         for page in range(PAGES):
             check(driver, clean, page, page)
-    for page in range(3):
+    for page in range(pages):
         check(driver, other, page, 100 + page)
 
 
