@@ -230,7 +230,7 @@ class _Dropping(DispatchMode):
         self.counted = 0
         # Weak if the value holds the storage itself and keeps it alive.
         self.live: dict[StorageKey, Value | weakref.ref[Value]] = {}
-        # Values that the program reads through another version counter, as by `data`.
+        # Values that the program has read through another version counter, such as that of `data`.
         self._others: dict[StorageKey, list[weakref.ref[Value]]] = {}
         self._rule = rule
         self._matches = True
