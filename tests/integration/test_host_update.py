@@ -221,6 +221,39 @@ def test_what_a_grad_scaler_leaves_for_fused_kernels_counts(overflow: bool) -> N
         del weights
 
 
+@pytest.mark.parametrize("overflow", [False, True])
+def test_kernels_that_are_not_fused_have_what_a_grad_scaler_leaves(overflow: bool) -> None:
+    """Torch's fused SGD skips values of half precision."""
+
+    def run(*, host: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(SIDE, SIDE).bfloat16(), torch.nn.Linear(SIDE, 4))
+        how = {"fused": True} if host else {"foreach": False}
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, **how)
+        paged = umem.page_optimizer(optimizer, update="host") if host else None
+        for _ in range(3):
+            net[1](net[0](torch.ones(8, SIDE).bfloat16()).float()).square().mean().backward()
+            if host:
+                optimizer.grad_scale = torch.tensor(4.0)
+                optimizer.found_inf = torch.tensor(float(overflow))
+            else:
+                for p in net.parameters():
+                    p.grad.div_(4.0)
+            if host or not overflow:
+                optimizer.step()
+            optimizer.zero_grad()
+        if paged is not None:
+            paged.remove()
+        return [copies(p) for p in net.parameters()]
+
+    plain = run(host=False)
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        weights = run(host=True)
+        assert torch.equal(weights[0], plain[0])
+        assert all(torch.allclose(a, b) for a, b in zip(weights, plain, strict=True))
+        del weights
+
+
 def test_what_the_program_does_to_a_parameter_between_steps_counts() -> None:
     def change(net: Any, _: torch.optim.Optimizer) -> None:
         net.layers[1].weight.data.mul_(0.5)  # unseen by the version counter

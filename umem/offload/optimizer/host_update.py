@@ -523,7 +523,7 @@ def _update(part: Optimizer, chunk: _Chunk) -> None:
         chunk.events.clear()
         for master in chunk.masters.values():
             master.follow()
-        update(part, map(chunk.updated, chunk.values.values()))
+        _run(part)
         for master in chunk.masters.values():
             master.round()
     for value, state in part.state.items():
@@ -531,6 +531,32 @@ def _update(part: Optimizer, chunk: _Chunk) -> None:
     for master in chunk.masters.values():
         if chunk.file is not None and chunk.file.takes(master.values):
             master.kept = chunk.file.keep(master.values, tuple(master.values.stride()))
+
+
+def _run(part: Optimizer) -> None:
+    """Update the part's parameters.
+
+    Only fused kernels take what GradScaler leaves to them: its factor, and whether to do nothing.
+    """
+    groups = part.param_groups
+    scale, overflow = (getattr(part, name, None) for name in _OF_KERNELS)
+    if scale is None and overflow is None:
+        update(part, _of(groups))
+        return
+    update(part, _of([group for group in groups if group.get("fused")]))
+    others = _of([group for group in groups if not group.get("fused")])
+    if overflow is not None and bool(overflow):
+        return
+    for parameter in others:
+        assert parameter.grad is not None
+        parameter.grad.div_(1.0 if scale is None else scale)
+    for name in _OF_KERNELS:
+        setattr(part, name, None)
+    update(part, others)
+
+
+def _of(groups: Iterable[dict[str, Any]]) -> list[Tensor]:
+    return [parameter for group in groups for parameter in group["params"]]
 
 
 def _storage(parameter: Tensor) -> int:
