@@ -627,6 +627,41 @@ def test_what_is_left_to_the_device_comes_in_parts() -> None:
         gc.collect()
 
 
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("a bad batch")
+
+
+@pytest.mark.parametrize("update", ["device", "host"])
+def test_a_program_may_go_on_after_a_backward_pass_that_failed(
+    update: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        net = torch.nn.Sequential(torch.nn.Linear(SIDE, SIDE), torch.nn.Linear(SIDE, SIDE))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+        paged = umem.page_optimizer(optimizer, update=update, release_gradients=True)
+        for i in range(4):
+            hidden = net[0](torch.ones(2, SIDE))
+            loss = net[1](Fails.apply(hidden) if i == 1 else hidden).sum()
+            with (
+                pytest.raises(RuntimeError, match="bad batch")
+                if i == 1
+                else contextlib.nullcontext()
+            ):
+                loss.backward()
+            if i != 1:
+                optimizer.step()
+        assert "failed after 2 parameters had been updated" in caplog.text
+        assert caplog.text.count("failed after") == 1
+        paged.remove()
+        del net, optimizer, paged, loss, hidden
+
+
 class Counts(torch.optim.Adam):
     """Changes what the step of all its parameters calls."""
 

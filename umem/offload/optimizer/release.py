@@ -8,11 +8,14 @@ Source: "How to save memory by fusing the optimizer step into the backward pass"
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd import Variable
 from torch.optim import Optimizer
 
 from ...base.untraced import untraced
@@ -21,6 +24,8 @@ from .host_update import HostUpdate
 from .parts import OfOptimizer, update
 from .states import States, acting, parameters_of
 from .turns import Turn
+
+_log = logging.getLogger("umem")
 
 
 class Release(OfOptimizer):
@@ -45,6 +50,8 @@ class Release(OfOptimizer):
         self._done: dict[int, Tensor] = {}  # by id, since the last step, in order of gradients
         self._order: list[Tensor] = []  # the order in the step before
         self._paused = False
+        self._pass = -1  # the backward pass that gave the last gradient
+        self._failed = False  # or has not ended yet
         self._follow()
 
     def use(self, host: HostUpdate) -> None:
@@ -99,6 +106,7 @@ class Release(OfOptimizer):
         if self._paused:
             return
         with self._turn.take("a backward pass that updates parameters"):
+            self._begin(torch._C._current_graph_task_id())
             gradient = self._checked(parameter)
             if self._host is not None and self._takes(parameter, gradient):
                 self._host.add(parameter, gradient)
@@ -113,6 +121,22 @@ class Release(OfOptimizer):
             self._done[id(parameter)] = parameter
             if paging:
                 self._states.send(self._states.of(parameter))
+
+    def _begin(self, of: int) -> None:
+        """Note a gradient of this pass. The program may have gone on after one that failed."""
+        if of == self._pass:
+            return
+        if self._failed and self._done:
+            _log.warning(
+                "a backward pass failed after %d parameters had been updated by its gradients "
+                "(release_gradients=True)", len(self._done)
+            )  # fmt: skip
+            self._end()
+        self._pass, self._failed = of, True
+        Variable._execution_engine.queue_callback(self._passed)
+
+    def _passed(self) -> None:
+        self._failed = False
 
     def _next(self, parameter: Tensor) -> list[Tensor]:
         """Return the parameters whose gradients followed this one's in the last step."""
