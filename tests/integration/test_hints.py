@@ -294,6 +294,7 @@ def test_foreign_empty_and_freed_tensors_are_no_error() -> None:
     freed.untyped_storage().resize_(0)
     meta = torch.ones(10, device="meta")
     targets: list[Any] = [foreign, freed, full(4)[:0], torch.ones(0), meta, [], {}]
+    targets.append(torch.nn.LazyLinear(3))
     for target in (*targets, torch.nn.ReLU()):
         assert not umem.prefetch(target)
         assert not umem.evict(target)

@@ -154,6 +154,22 @@ for _ in range(3):
 """)
 
 
+def test_a_load_between_forward_and_backward_is_the_error_of_torch(run: Run) -> None:
+    out, err = run("""
+enable()
+module = torch.nn.Module()
+module.w = torch.nn.Parameter(torch.ones(3 << 19))
+torch.save(module.state_dict(), path)
+loss = (module.w * module.w).sum()
+umem.load_checkpoint(module, path, keep_in_file=True)
+try:
+    loss.backward()
+except RuntimeError as error:
+    print("modified by an inplace operation" in str(error))
+""")
+    assert out == "True\n", err
+
+
 def test_the_file_is_let_go_with_the_module(run: Run) -> None:
     """Then the program may write it, and memory that is used again has nothing to do with it."""
     for policy in ("auto", "lru", "none"):

@@ -162,6 +162,8 @@ def test_run_a_module(tmp_path: Path) -> None:
     done = umem("run", "-m", "show", "--x", "-m", "1", cwd=tmp_path)
     assert done.returncode == 7, done.stderr
     assert json.loads(done.stdout)["argv"][1:] == ["--x", "-m", "1"]
+    done = umem("run", "-mshow", "one", "two", cwd=tmp_path)
+    assert json.loads(done.stdout)["argv"][1:] == ["one", "two"]
 
 
 def test_signals_reach_the_program(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,61 @@ def test_one_name_of_a_shared_tensor_is_enough(tmp_path: Path) -> None:
     net = on_meta()
     assert umem.load_checkpoint(net, tmp_path / "net.pt").missing_keys == []
     assert equal(net, source)
+
+
+def test_the_last_of_several_names_wins_as_in_torch(tmp_path: Path) -> None:
+    state = made().state_dict()
+    first, last = torch.ones(7, 4), torch.full((7, 4), 2.0)
+    torch.save(
+        {"head.weight": last} | state | {"embedding.weight": first, "head.weight": last},
+        tmp_path / "net.pt",
+    )
+    plain, net = made(), made()
+    plain.load_state_dict(torch.load(tmp_path / "net.pt"))
+    umem.load_checkpoint(net, tmp_path / "net.pt")
+    assert equal(net, plain)
+    assert torch.equal(net.embedding.weight, last)
+
+
+def test_a_compressed_file_is_refused(tmp_path: Path) -> None:
+    path = saved(made(), tmp_path)
+    packed = tmp_path / "packed.pt"
+    with zipfile.ZipFile(path) as one, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as other:
+        for name in one.namelist():
+            other.writestr(name, one.read(name))
+    assert torch.load(packed)
+    net = made()
+    with pytest.raises(CheckpointError, match="it is compressed; write it again"):
+        umem.load_checkpoint(net, packed)
+    assert equal(net, made())
+
+
+class Bits(nn.Module):
+    """Views whose bits are not their values."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        numbers = torch.full((3,), complex(value, value))
+        self.register_buffer("conjugate", numbers.conj())
+        self.register_buffer("negative", torch._neg_view(numbers.imag.clone()))
+
+
+def test_views_that_conjugate_or_negate_have_the_values(tmp_path: Path) -> None:
+    torch.save({k: v.resolve_conj().resolve_neg() for k, v in Bits(2).state_dict().items()},
+               tmp_path / "bits.pt")  # fmt: skip
+    net = Bits(1)
+    umem.load_checkpoint(net, tmp_path / "bits.pt")
+    assert equal(net, Bits(2))
+
+
+def test_the_device_holds_values(tmp_path: Path) -> None:
+    path = saved(made(), tmp_path)
+    with pytest.raises(ConfigError, match="holds no values"):
+        umem.load_checkpoint(on_meta(), path, device="meta")
+    net = on_meta()
+    with torch.device("meta"):
+        umem.load_checkpoint(net, path)
+    assert equal(net, made())
 
 
 def test_strides_of_the_module_stay(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import torch
 
+from ..base.strides import is_dense
+
 Place = int | str  # of an argument: its position or its name
 
 # They overwrite a whole tensor without reading it. tools/generate_overwrites.py makes the native
@@ -238,12 +240,5 @@ def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 def is_whole(tensor: torch.Tensor) -> bool:
     """Return whether the tensor has each element of its storage, and each once."""
-    if tensor.numel() * tensor.itemsize < tensor.untyped_storage().nbytes():
-        return False
-    dense = 1  # elements of the inner dimensions
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != dense:
-                return False  # some elements are there twice, as after expand() or unfold()
-            dense *= size
-    return True
+    enough = tensor.numel() * tensor.itemsize >= tensor.untyped_storage().nbytes()
+    return enough and is_dense(tensor.shape, tensor.stride())

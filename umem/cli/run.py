@@ -133,7 +133,7 @@ def _interpreter() -> list[str]:
 
 def _program(args: argparse.Namespace) -> list[str]:
     if args.module:
-        return ["-m", *args.module]
+        return ["-m", *args.module, *args.script]  # those after `-mMODULE` are in the second
     if args.module is not None or not args.script:
         raise ConfigError("no program given; write `umem run script.py` or `umem run -m module`")
     script = args.script[1:] if args.script[0] == "--" else args.script

@@ -108,6 +108,8 @@ def _part(name: str, tensor: Any, what: str) -> StorageSpan:
         first, limit = storage.data_ptr(), storage.nbytes()
         shape, strides = tuple(tensor.shape), tuple(tensor.stride())
         offset, size = tensor.storage_offset(), tensor.element_size()
+    except ValueError:  # of a lazy module, without a shape yet
+        return nothing
     except (RuntimeError, NotImplementedError) as error:
         if "fake" in type(tensor).__name__.lower():
             return nothing

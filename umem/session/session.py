@@ -229,14 +229,15 @@ def summary() -> Summary:
 
 def description() -> dict[str, str]:
     """Return the device, the policy and the allocator of the session, as text."""
-    if _current is None:
+    session = _current  # another thread may turn umem off
+    if session is None:
         return {"device": "off", "policy": "-", "allocator": ""}
     from ..base.native import core
 
-    options, attached = core.current_options(), _current.attached
+    options, attached = core.current_options(), session.attached
     return {
         "device": options.device if options.device == "cuda" else f"soft:{options.profile}",
-        "policy": name_of(_current.settings.policy),
+        "policy": name_of(session.settings.policy),
         "allocator": f"{attached.kind}: {attached.why}",
     }
 

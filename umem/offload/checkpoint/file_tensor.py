@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from ...base.strides import is_dense
 from ...errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -79,8 +79,9 @@ class FileTensor:
 
     def _is_laid_out_as(self, target: torch.Tensor) -> bool:
         """Return whether the bytes are in the file as in memory, without holes."""
-        dense = self.extent == math.prod(self.shape) * self.dtype.itemsize
-        return dense and _strides(target) == _strides_of(self.shape, self.stride)
+        if target.is_conj() or target.is_neg() or not is_dense(self.shape, self.stride):
+            return False
+        return _strides(target) == _strides_of(self.shape, self.stride)
 
     def _chunks(self, staging: memoryview) -> Iterator[tuple[int, int]]:
         """Yield (first byte, bytes) of each chunk after reading it into `staging`."""

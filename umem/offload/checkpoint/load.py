@@ -70,8 +70,8 @@ def load_checkpoint(
         CheckpointError: the checkpoint is malformed, a file of it is missing, or it does not fit
             the module; the module is unchanged. Also raised if a file cannot be read to its end:
             then tensors on `meta` remain there, and some of the others may have been written.
-        ConfigError: not a module, or one with lazy parameters or wrappers such as DTensor; or
-            `keep_in_file` without a disk.
+        ConfigError: not a module, or one with lazy parameters or wrappers such as DTensor;
+            `keep_in_file` without a disk; or `device` is meta.
     """
     import torch
 
@@ -87,7 +87,9 @@ def load_checkpoint(
     missing, unexpected = _compare(where, slots, stored, strict)
     if strict:
         _check_rest(where, module)
-    pairs = [(stored[name], slot) for slot in slots for name in slot.names if name in stored]
+    # The last name of a shared tensor wins, as in load_state_dict.
+    last = ((slot, [name for name in slot.names if name in stored][-1:]) for slot in slots)
+    pairs = [(stored[name], slot) for slot, names in last for name in names]
     pairs.sort(key=lambda pair: (str(pair[0].path), pair[0].offset))
     place = _device(device)
     made: dict[int, torch.Tensor] = {}
@@ -99,6 +101,8 @@ def load_checkpoint(
             target = made.get(id(slot), slot.tensor).detach()
             if not (keep_in_file and source.place(target)):
                 source.copy_to(target)
+            elif not target.is_inference():
+                torch.autograd.graph.increment_version(target)  # as a copy would
             advance(source.extent)
     for slot in slots:
         if id(slot) in made:
@@ -213,10 +217,14 @@ def _device(device: str | torch.device | None) -> torch.device:
     import torch
 
     if device is not None:
-        return torch.device(device)
+        found = torch.device(device)
+        if found.type == "meta":
+            raise ConfigError(f"device={device!r} holds no values; allowed: cpu, cuda and the like")
+        return found
     if session.is_enabled():
         return torch.device("cuda" if session.description()["device"] == "cuda" else "cpu")
-    return torch.get_default_device()
+    found = torch.get_default_device()
+    return torch.device("cpu") if found.type == "meta" else found
 
 
 def _made(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -28,8 +28,7 @@ def read_places(path: Path) -> dict[str, FileTensor]:
     import torch
 
     try:
-        if _is_big_endian(path):
-            raise CheckpointError(f"{path}: it was written on a big-endian machine")
+        _check_archive(path)
         held = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except CheckpointError:
         raise
@@ -45,10 +44,20 @@ def read_places(path: Path) -> dict[str, FileTensor]:
     return {name: _place(path, size, mappings, name, tensor) for name, tensor in tensors.items()}
 
 
-def _is_big_endian(path: Path) -> bool:
+def _check_archive(path: Path) -> None:
+    """Check that the bytes of values are in the archive as in memory.
+
+    Raises:
+        CheckpointError: they are not. A mapping by torch would have other values.
+    """
     with zipfile.ZipFile(path) as archive:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise CheckpointError(
+                f"{path}: it is compressed; write it again by torch.save(torch.load(path), path)"
+            )
         names = [name for name in archive.namelist() if name.endswith("/byteorder")]
-        return any(archive.read(name) == b"big" for name in names)
+        if any(archive.read(name) == b"big" for name in names):
+            raise CheckpointError(f"{path}: it was written on a big-endian machine")
 
 
 def _checked(path: Path, held: Any) -> Mapping[str, torch.Tensor]:
