@@ -79,8 +79,9 @@ class Training:
 
     @staticmethod
     def states_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-        found = optimizer.state_dict()["state"].values()
-        return [s[name] for s in found for name in sorted(s)]
+        found = optimizer.state_dict()["state"]
+        # By parameter: overlapping updates add states in the order in which they return.
+        return [found[number][name] for number in sorted(found) for name in sorted(found[number])]
 
     def end(self) -> list[Any]:
         """Return the weights and states as arrays, and let all go."""
