@@ -105,6 +105,9 @@ def test_what_an_op_overwrites_whole_is_not_read() -> None:
         part = Recorded(lambda: a[:10].copy_(b[:10]))
         (partly,) = part.ops("aten::copy_")
         assert set(partly.reads) == {part.id(a), part.id(b)}  # the rest of it must remain
+        twice = Recorded(lambda: a[: WIDTH // 2].expand(2, -1, -1).zero_())  # as many elements
+        (half,) = twice.ops("aten::zero_")
+        assert half.reads == half.writes == (twice.id(a),)
         out = Recorded(lambda: torch.mul(b, 2.0, out=a))
         assert all(out.id(a) not in op.reads for op in out.ops("aten::mul"))
         assert any(op.writes == (out.id(a),) for op in out.ops("aten::mul"))
