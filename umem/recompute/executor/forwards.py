@@ -61,10 +61,10 @@ def replace(model: nn.Module, run: Run) -> None:
     cls = type(model)
     of_object: _OfObject | None = None
     with _lock:
-        known = cls in _own and vars(cls).get("forward") is _own[cls][1]
+        changed = cls in _own and vars(cls).get("forward") is _own[cls][1]
         if (own := vars(model).get("forward")) is not None:
             vars(model)["forward"] = of_object = _OfObject(own, run)
-        elif not known:
+        elif not changed:
             if not isinstance(inspect.getattr_static(cls, "forward", None), FunctionType):
                 raise NotSupportedError(
                     f"{cls.__name__}.forward is no function with the model as its first argument; "

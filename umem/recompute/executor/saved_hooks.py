@@ -51,22 +51,28 @@ def saved_hooks(pack: Hook, unpack: Hook) -> Iterator[None]:
 @contextlib.contextmanager
 def without() -> Iterator[None]:
     """Put umem's hooks away within, where they are the innermost ones."""
-    top = _top()
-    if top is None or not getattr(top[0], "of_umem", False):
+    ours = _ours()
+    if ours is None:
         yield
         return
     try:
         _autograd._pop_saved_tensors_default_hooks()
         yield
     finally:
-        if _top() != top:
-            _autograd._push_saved_tensors_default_hooks(*top)
+        if _top() != ours:
+            _autograd._push_saved_tensors_default_hooks(*ours)
 
 
 def _top() -> tuple[Hook, Hook] | None:
     """Return this thread's innermost hooks."""
     found: tuple[Hook, Hook] | None = _autograd._top_saved_tensors_default_hooks(True)
     return found
+
+
+def _ours() -> tuple[Hook, Hook] | None:
+    """Return this thread's innermost hooks if they are umem's."""
+    top = _top()
+    return top if top is not None and getattr(top[0], "of_umem", False) else None
 
 
 def _aside(hook: Hook) -> Hook:
@@ -106,7 +112,11 @@ def _nested() -> Generator[int, None, None]:
 def _saves_parameter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a function with these arguments may save a parameter for its backward."""
     with torch._C.DisableTorchFunction():
-        return any(t.requires_grad and t.is_leaf for t in tensors([*args, *kwargs.values()]))
+        return any(map(_is_parameter, tensors([*args, *kwargs.values()])))
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad and tensor.is_leaf
 
 
 _FUNCTIONS: tuple[Any, ...] = (
@@ -131,13 +141,13 @@ def _replace_apply() -> None:
 
 @classmethod  # type: ignore[misc]
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    own, top = _own_apply.__get__(None, cls), _top()
-    if top is None or not getattr(top[0], "of_umem", False) or not _saves_parameter(args, kwargs):
+    own, ours = _own_apply.__get__(None, cls), _ours()
+    if ours is None or not _saves_parameter(args, kwargs):
         return own(*args, **kwargs)
     with without():
         out = own(*args, **kwargs)
     with torch._C.DisableTorchFunction():
-        _hook_others(cls, out, *top)
+        _hook_others(cls, out, *ours)
     return out
 
 
@@ -148,7 +158,7 @@ def _hook_others(function: Any, out: Any, pack: Hook, unpack: Hook) -> None:
     if node is None:
         return
     for saved, tensor in zip(node._raw_saved_tensors, node.saved_tensors, strict=True):
-        if tensor is not None and not (tensor.is_leaf and tensor.requires_grad):
+        if tensor is not None and not _is_parameter(tensor):
             saved.register_hooks(pack, unpack)
 
 
