@@ -372,17 +372,18 @@ def test_no_memory_is_used(tmp_path: Path) -> None:
 
 
 def test_torch_is_as_before_afterwards() -> None:
-    watched = (
-        torch.compile, nn.Module._apply, F.scaled_dot_product_attention, torch._VF.dropout,
-        optimizers._foreach_supported_types,
-    )  # fmt: skip
+    def watched() -> tuple[object, ...]:
+        return (
+            torch.compile, nn.Module._apply, F.scaled_dot_product_attention, torch._VF.dropout,
+            optimizers._foreach_supported_types, torch.autocast.__init__, torch.cuda.Event,
+            torch.set_default_device,
+        )  # fmt: skip
+
+    before = watched()
     program.trace(_of(lambda: nn.Linear(4, 4), (2, 4)))
     with pytest.raises(PlanError):
         program.trace(lambda: 1 / 0)
-    assert watched == (
-        torch.compile, nn.Module._apply, F.scaled_dot_product_attention, torch._VF.dropout,
-        optimizers._foreach_supported_types,
-    )  # fmt: skip
+    assert watched() == before
     assert gc.isenabled()
     assert nn.Linear(4, 4)(torch.ones(2, 4)).sum().item() != 0.123
 

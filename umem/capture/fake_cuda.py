@@ -19,10 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.amp import autocast_mode
 from torch.nn import functional
 from torch.optim import optimizer as optimizers
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..trace.schema import Op
-from . import grouping, list_parts, source_lines
+from . import autocast, cuda_calls, grouping, list_parts, source_lines
+from .cuda_calls import is_cuda
 from .dispatch import FunctionMode
 from .list_parts import Groups
 from .scope import Scope
@@ -42,7 +44,13 @@ def like_cuda(scope: Scope) -> Iterator[FakeTensorMode]:
     """Enter a fake tensor mode, with torch behaving as on a machine with a GPU."""
     with contextlib.ExitStack() as stack:
         ways = _LikeCuda(scope)
-        for owner, name, value in (*_replacements(ways), _resizing(scope)):
+        autocast_init = stack.enter_context(autocast.of_cuda())
+        for owner, name, value in (
+            *_replacements(ways),
+            *cuda_calls.replacements(scope),
+            (autocast_mode.autocast, "__init__", autocast_init),
+            _resizing(scope),
+        ):
             stack.enter_context(replaced(owner, name, value))
         grouping.add(_in_parts)
         stack.callback(grouping.remove, _in_parts)
@@ -65,11 +73,7 @@ def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
         (torch, "rms_norm", ways.rms_norm),
         (nn.Module, "_apply", _apply),
         (nn.Module, "compile", lambda _self, *_args, **_kwargs: None),
-        (nn.Module, "cuda", lambda self, *_args: self._apply(lambda t: t.cuda())),
         (torch, "compile", _uncompiled),
-        (autocast_mode.autocast, "__init__", _autocast(autocast_mode.autocast.__init__)),
-        (torch.cuda, "synchronize", lambda *_args: None),
-        (torch.cuda, "empty_cache", lambda: None),
     ]
 
 
@@ -112,40 +116,25 @@ def _uncompiled(model: Any = None, **_options: Any) -> Any:
     return (lambda function: function) if model is None else model
 
 
-def _autocast(init: Callable[..., None]) -> Callable[..., None]:
-    def replaced(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        if device_type == "cuda":
-            if not args and kwargs.get("dtype") is None:
-                kwargs["dtype"] = torch.get_autocast_dtype("cuda")
-            device_type = "cpu"
-        init(self, device_type, *args, **kwargs)
-
-    return replaced
-
-
 def _apply(self: nn.Module, fn: Callable[[_Tensor], _Tensor], recurse: bool = True) -> nn.Module:
-    """Move a module by new parameters, because fake ones cannot be changed in place.
+    """Move a module as torch does outside of fake tensors: parameters keep their identity.
 
-    A parameter that several modules share stays shared.
+    An optimizer that was made before the move, and all that has a parameter, has the moved one.
+    torch would swap fake parameters, which it cannot do with tensors that have weak references.
     """
-    made: dict[int, tuple[_Tensor, _Tensor]] = {}  # keeps old ones alive: no id is reused
-
-    def moved(tensor: _Tensor) -> _Tensor:
-        if id(tensor) not in made:
-            with torch.no_grad():
-                new = fn(tensor)
-            if isinstance(tensor, nn.Parameter) and new is not tensor:
-                new = nn.Parameter(new, requires_grad=tensor.requires_grad)
-            made[id(tensor)] = (tensor, new)
-        return made[id(tensor)][1]
-
     for part in self.modules() if recurse else (self,):
         for name, parameter in part._parameters.items():
-            if parameter is not None:
-                part.register_parameter(name, moved(parameter))  # type: ignore[arg-type]
+            if parameter is None:
+                continue
+            gradient = parameter.grad
+            with torch.no_grad():
+                parameter.data = fn(parameter)
+                if gradient is not None:
+                    parameter.grad = fn(gradient)
+            part.register_parameter(name, parameter)  # the scope learns the new memory's role
         for name, buffer in part._buffers.items():
             if buffer is not None:
-                part._buffers[name] = moved(buffer)
+                part._buffers[name] = fn(buffer)
     return self
 
 
@@ -172,10 +161,12 @@ class _LikeCuda(FunctionMode):
         if way is not None:
             return way(*args, **named)
         device = named.get("device")
-        self._scope.asked_for_cuda |= _is_cuda(device)
+        if device is None and self._scope.default_cuda and func in _device_constructors():
+            device = "cuda"
+        self._scope.asked_for_cuda |= is_cuda(device)
         # A fake tensor reports the CPU, so `device=x.device` means the place of x.
         if not self._scope.asked_for_cuda or not (
-            _is_cuda(device) or isinstance(device, torch.device)
+            is_cuda(device) or isinstance(device, torch.device)
         ):
             return func(*args, **named)
         named["device"] = torch.device("cpu")
@@ -191,9 +182,7 @@ class _LikeCuda(FunctionMode):
 
     def _to(self, tensor: _Tensor, *args: Any, **kwargs: Any) -> _Tensor:
         place = kwargs.get("device", args[0] if args else None)
-        if isinstance(place, int) and not isinstance(place, bool):
-            place = f"cuda:{place}"
-        if _is_cuda(place):
+        if is_cuda(place):
             moved = self._cuda(tensor)
         elif isinstance(place, str):
             moved = self._cpu(tensor)
@@ -260,9 +249,3 @@ def _dropout(input: _Tensor, p: float, train: bool) -> _Tensor:  # noqa: A002 - 
         dropped: _Tensor = _dropped(input, p, train)
         return dropped
     return torch.native_dropout(input, p, train)[0]
-
-
-def _is_cuda(device: object) -> bool:
-    if isinstance(device, torch.device):
-        return device.type == "cuda"
-    return isinstance(device, str) and device.partition(":")[0] == "cuda"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,7 +62,7 @@ def program(make: Callable[[], object], scope: Scope) -> Callable[[], object]:
     Raises:
         PlanError: it raises, or returns something else.
     """
-    with explained("setting the program up"):
+    with explained("setting the program up"), _without_arguments():
         model, step = parts(make())
         if model is not None:
             scope.adopt(model)
@@ -127,17 +128,19 @@ def parts(made: object) -> tuple[nn.Module | None, Callable[[], object]]:
             pass  # callable, but not without arguments
         case _ if callable(made):
             return None, made
+    if inspect.iscoroutine(made):
+        made.close()  # it would warn that it was never awaited
     raise PlanError(f"the function returned {_shape(made)}; allowed: {FORMS}")
 
 
 @contextlib.contextmanager
 def explained(doing: str) -> Iterator[None]:
-    """Turn an exception of user code into an error with its line."""
+    """Turn an exception of user code, or its end of the process, into an error with its line."""
     try:
         yield
     except PlanError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PlanError(
             f"{source_lines.of(error) or 'torch'}: {doing} raised {type(error).__name__}: "
             f"{_first_line(error)}"
@@ -161,8 +164,9 @@ def _import(name: str, text: str, directory: Path) -> Any:
     place = str(directory if file is None else file.parent)
     sys.path.insert(0, place)
     try:
-        # Code that is compiled at import time is planned uncompiled.
-        return importlib.import_module(name) if file is None else python_file.load(file)
+        with _without_arguments():
+            # Code that is compiled at import time is planned uncompiled.
+            return importlib.import_module(name) if file is None else python_file.load(file)
     except FileNotFoundError as error:
         if file is None or file.exists():
             raise PlanError(f"{text!r}: {name} needs a file: {error}") from error
@@ -173,13 +177,24 @@ def _import(name: str, text: str, directory: Path) -> Any:
                 f"{text!r}: there is no module {error.name!r} in {place}{_shadow(name, directory)}"
             ) from None
         raise PlanError(f"{text!r}: {name} needs {error.name!r}, which is not installed") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = source_lines.of(error)
         raise PlanError(
             f"{where or name}: importing {name} raised {type(error).__name__}: {_first_line(error)}"
         ) from error
     finally:
         sys.path.remove(place)
+
+
+@contextlib.contextmanager
+def _without_arguments() -> Iterator[None]:
+    """Hide the command line of `umem` from a program that parses one."""
+    argv = sys.argv
+    sys.argv = argv[:1]
+    try:
+        yield
+    finally:
+        sys.argv = argv
 
 
 def _shadow(name: str, directory: Path) -> str:

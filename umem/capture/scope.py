@@ -58,6 +58,7 @@ class Scope(contextlib.ExitStack):
         super().__init__()
         self.tracer = tracer
         self.asked_for_cuda = False  # the program itself moves things to the device
+        self.default_cuda = False  # it makes them there, unless it names another place
         self._running: list[str] = []
         self._backward = ""  # the last module of the backward pass
         self._stepping: list[int] = []  # ids of the optimizers inside their step

@@ -21,6 +21,7 @@ from torch.utils import data
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import ConfigError, PlanError
+from . import cuda_calls
 from .fake_cuda import replaced
 from .program import explained, recording
 from .recording import Recording
@@ -55,13 +56,11 @@ def trace(
     with recording(recorder) as tracer, contextlib.ExitStack() as stack:
         tracer.constants = True
         stack.enter_context(_arguments(path, arguments))
-        for owner, name, value in _loaders(tracer.mode):
+        for owner, name, value in (*_loaders(tracer.mode), *cuda_calls.present()):
             stack.enter_context(replaced(owner, name, value))
-        stack.enter_context(replaced(torch.cuda, "is_available", lambda: True))
-        stack.enter_context(replaced(torch.cuda, "device_count", lambda: 1))
         handle = register_optimizer_step_post_hook(_counter(tracer, steps))
         stack.callback(handle.remove)
-        with contextlib.suppress(_Enough, SystemExit), explained("the script"):
+        with explained("the script"), contextlib.suppress(_Enough, SystemExit):
             runpy.run_path(str(path), run_name="__main__")
         if tracer.recording.steps < steps:
             raise PlanError(

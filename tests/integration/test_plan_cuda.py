@@ -1,0 +1,274 @@
+"""Programs for a GPU, planned without one: their autocast, their moves and their calls."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+from umem.capture import autocast, cuda_calls, program, script  # noqa: E402
+from umem.capture.tracer import Tracer  # noqa: E402
+from umem.errors import PlanError  # noqa: E402
+
+HALF = torch.bfloat16
+INDEX = torch.long
+Call = Callable[..., Any]
+
+# Functions, and the types of their tensors of 4 x 4.
+CALLS: dict[str, tuple[Call, tuple[Any, ...]]] = {
+    "softmax": (lambda x: torch.softmax(x, -1), (HALF,)),
+    "softmax of a type": (lambda x: torch.softmax(x, -1, dtype=HALF), (HALF,)),
+    "functional.softmax": (lambda x: F.softmax(x, -1), (HALF,)),
+    "log_softmax": (lambda x: F.log_softmax(x, -1), (HALF,)),
+    "layer_norm": (lambda x, w: F.layer_norm(x, (4, 4), w, w), (HALF, torch.float32)),
+    "group_norm": (lambda x: F.group_norm(x, 2), (HALF,)),
+    "sum": (lambda x: x.sum(), (HALF,)),
+    "sum of rows": (lambda x: x.sum(1), (HALF,)),
+    "mean": (lambda x: x.mean(), (HALF,)),
+    "cumsum": (lambda x: x.cumsum(0), (HALF,)),
+    "norm": (lambda x: torch.linalg.vector_norm(x), (HALF,)),
+    "power": (lambda x: x**2, (HALF,)),
+    "exp": (lambda x: x.exp(), (HALF,)),
+    "rsqrt": (lambda x: x.rsqrt(), (HALF,)),
+    "softplus": (lambda x: F.softplus(x), (HALF,)),
+    "logsumexp": (lambda x: x.logsumexp(0), (HALF,)),
+    "cross_entropy": (lambda x: F.cross_entropy(x, x), (HALF,)),
+    "nearest": (lambda x: F.interpolate(x.unsqueeze(0), scale_factor=2), (HALF,)),
+    "gelu": (lambda x: F.gelu(x), (HALF,)),
+    "linear": (lambda x, w: F.linear(x, w), (torch.float32, torch.float32)),
+    "matmul": (lambda x, w: x @ w, (HALF, torch.float32)),
+    "add": (lambda x, w: x + w, (HALF, torch.float32)),
+    "dot": (lambda x, w: torch.dot(x.view(16), w.view(16)), (HALF, torch.float32)),
+    "index_put": (
+        lambda x, w, i: torch.index_put(x, (i.sum(0),), w), (HALF, torch.float32, INDEX),
+    ),
+    "scatter_add": (
+        lambda x, w, i: torch.scatter_add(x, 0, i, w), (HALF, torch.float32, INDEX),
+    ),
+    "in double precision": (lambda x: torch.softmax(x, -1), (torch.float64,)),
+}  # fmt: skip
+
+
+def on_a_gpu(call: Call, types: tuple[Any, ...]) -> Any:
+    """The type of a result on CUDA tensors, which exist only as fake ones here."""
+    made = [torch.empty(4, 4, dtype=dtype, device="meta") for dtype in types]
+    before = torch.get_autocast_dtype("cuda")
+    # The context would turn itself off, because there is no GPU.
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", HALF)
+    try:
+        with FakeTensorMode() as mode:
+            tensors = [FakeTensor(mode, it, torch.device("cuda:0")) for it in made]
+            return call(*tensors).dtype
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", before)
+
+
+def planned(call: Call, types: tuple[Any, ...], device: str = "cuda") -> Any:
+    """The type of the same result in a planned program."""
+    found = []
+
+    def make() -> Callable[[], None]:
+        tensors = [torch.empty(4, 4, dtype=dtype) for dtype in types]
+
+        def step() -> None:
+            with torch.autocast(device, dtype=HALF):
+                found.append(call(*tensors).dtype)
+
+        return step
+
+    program.trace(make)
+    return found[-1]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_autocast_gives_the_types_of_a_gpu(name: str) -> None:
+    assert planned(*CALLS[name]) == on_a_gpu(*CALLS[name])
+
+
+def test_autocast_of_the_cpu_stays_its_own() -> None:
+    call, types = CALLS["softmax"]
+    assert planned(call, types, "cpu") == HALF
+    assert planned(call, types) == torch.float32
+    with torch.autocast("cpu", dtype=HALF):  # and outside of plans
+        assert torch.ones(4, dtype=HALF).softmax(0).dtype == HALF
+    assert planned(call, types, "cpu") == HALF
+
+
+def test_each_listed_operator_differs_between_the_devices() -> None:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in (*autocast.FLOAT32, *autocast.RESULT_FLOAT32, *autocast.WIDEST):
+        assert has(f"aten::{name}", "AutocastCUDA"), name
+        assert not has(f"aten::{name}", "AutocastCPU"), name
+
+
+def attention(explicit: bool) -> Callable[[], Any]:
+    def make() -> Any:
+        net = nn.Linear(64, 192, bias=False).cuda()
+        x = torch.randn(2, 128, 64, device="cuda")
+
+        def step() -> None:
+            with torch.autocast("cuda", dtype=HALF):
+                q, k, v = net(x).chunk(3, -1)
+                scores = q @ k.transpose(-1, -2)
+                weights = (scores.float() if explicit else scores).softmax(-1)
+                loss = (weights @ v).float().mean()
+            loss.backward()
+            net.weight.grad = None
+
+        return net, step
+
+    return make
+
+
+def bytes_of_results(make: Callable[[], Any]) -> list[int]:
+    recording = program.trace(make)
+    written = (op.writes for op, _ in recording.last_step())
+    return [recording.blocks[block].bytes for blocks in written for block in blocks]
+
+
+def test_a_cast_by_autocast_takes_as_much_as_one_of_the_program() -> None:
+    implicit, explicit = (bytes_of_results(attention(it)) for it in (False, True))
+    assert sum(implicit) == sum(explicit)
+    assert max(implicit) == 2 * 128 * 128 * 4  # the scores, in float32
+
+
+MOVES: dict[str, Callable[[nn.Module], object]] = {
+    "cuda": lambda net: net.cuda(),
+    "cuda of a device": lambda net: net.cuda(device=0),
+    "to": lambda net: net.to("cuda"),
+    "bfloat16": lambda net: net.bfloat16(),
+    "both": lambda net: net.to("cuda", torch.half),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_an_optimizer_made_before_a_move_updates_the_moved_parameters(move: str) -> None:
+    held = []
+
+    def make(first: bool) -> Any:
+        net = nn.Linear(128, 64, bias=False)
+        weight = net.weight
+        if first:
+            optimizer = torch.optim.Adam(net.parameters())
+        MOVES[move](net)
+        if not first:
+            optimizer = torch.optim.Adam(net.parameters())
+        held.append(net.weight is weight)
+        x = torch.randn(16, 128, dtype=weight.dtype, device="cuda")
+        return net, optimizer, x, lambda model, batch: model(batch).sum()
+
+    before, after = (bytes_of_results(partial(make, first)) for first in (True, False))
+    assert before == after
+    assert all(held)  # whoever has the parameter has the moved one
+
+
+def test_gradients_move_with_their_parameters() -> None:
+    found = []
+
+    def make() -> Any:
+        net: Any = nn.Linear(8, 8)
+        net(torch.ones(2, 8)).sum().backward()
+        net.half()
+        found.append(net.weight.grad.dtype)
+        return net, lambda: net.weight.grad.zero_()
+
+    program.trace(make)
+    assert found == [torch.half]
+
+
+# A script as people write them, which asks much of its device.
+CALLING = """
+import torch
+cuda = torch.cuda
+assert cuda.is_available()
+cuda.set_device(cuda.current_device())
+torch.set_default_device("cuda")
+assert cuda.get_device_properties(0).total_memory > 0
+print(cuda.get_device_name(0), cuda.get_device_capability(), cuda.is_bf16_supported())
+torch.manual_seed(0)
+cuda.manual_seed_all(0)
+net = torch.nn.Linear(256, 256)
+x = torch.randn(8, 256, device=0)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
+for _ in range(3):
+    begin.record()
+    cuda.nvtx.range_push("step")
+    with cuda.stream(cuda.Stream()):
+        x.record_stream(cuda.current_stream())
+        net(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    cuda.nvtx.range_pop()
+    end.record()
+    cuda.synchronize(device="cuda")
+    print(begin.elapsed_time(end), cuda.max_memory_allocated(), cuda.mem_get_info())
+    cuda.reset_peak_memory_stats()
+"""
+
+
+def test_calls_of_cuda_have_answers(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(CALLING)
+    default = torch.set_default_device
+    recording = script.trace(path, [])
+    assert recording.steps == 3
+    assert torch.set_default_device is default
+    assert torch.zeros(1).device.type == "cpu"
+    weights = [b.bytes for b in recording.blocks.values() if b.tag == "param" and not b.on_host]
+    assert sorted(weights) == [256 * 4, 256 * 256 * 4]
+
+
+def ends() -> object:
+    raise SystemExit(0)
+
+
+def ends_in_a_step() -> object:
+    return ends
+
+
+async def not_yet() -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (ends, "setting the program up raised SystemExit: 0"),
+        (ends_in_a_step, "a step raised SystemExit: 0"),
+        (not_yet, "returned a coroutine; allowed: a step"),
+    ],
+)
+def test_a_program_that_ends_or_waits_is_an_error(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        program.trace(make)
+
+
+def test_umems_arguments_are_not_the_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["umem", "plan", "parses.py:make"])
+    path = tmp_path / "parses.py"
+    parsed = "argparse.ArgumentParser().parse_args()"
+    path.write_text(f"import argparse\n{parsed}\ndef make():\n    {parsed}\n    return print\n")
+    assert program.trace(program.find("parses.py:make", tmp_path)).steps == program.STEPS
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(PlanError, match=r"ends.py:2: importing ends.py raised SystemExit: 3"):
+        program.find("ends.py:make", tmp_path)
+
+
+def test_what_is_replaced_exists() -> None:
+    for owner, name, _ in (*cuda_calls.replacements(Tracer().scope), *cuda_calls.present()):
+        assert callable(inspect.getattr_static(owner, name)), name
