@@ -23,6 +23,7 @@ from umem.capture.program import trace
 from umem.cli.estimate_program import look
 
 PROGRAM = """
+import os
 import torch
 from torch import nn
 
@@ -47,6 +48,10 @@ def fails(batch):
 def other_ops(batch):
     net, optimizer, x, _ = make_step(batch)
     return net, optimizer, x, lambda model, x: model(x * 2).sum() if batch > 8 else model(x).sum()
+
+def moves(batch):
+    os.chdir("data")
+    return make_step(batch)
 """
 
 
@@ -111,6 +116,15 @@ def test_a_step_that_changes_with_its_batch(
     assert not fit["by_tensor"]
     batch, needs = fit["batch"], fit["bytes_by_batch"]
     assert needs[str(batch)] <= 1024 * MIB < needs[str(batch + 1 + batch // 256)]
+
+
+def test_each_batch_starts_in_the_folder_of_the_command(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    answer = _answer(capsys, f"{program}:moves", "--max-batch", "--budget", "1GiB")
+    assert len(answer["max_batch"]["bytes_by_batch"]) > 2
+    assert Path.cwd() == tmp_path
 
 
 def test_nothing_fits(program: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 from umem import cli
 
 PROGRAM = """
+import os
 import torch
 from torch import nn
 
@@ -45,6 +46,10 @@ def unlike():
 def reads():
     x = torch.randn(3)
     return lambda: x.sum().item()
+
+def moves():
+    os.chdir("/")
+    return make_step()
 """
 
 SCRIPT = """
@@ -76,14 +81,21 @@ def test_text(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["lint", f"{program}:make_step"]) == 0
     out = capsys.readouterr().out
     for words in (
-        f"inplace=True in LeakyReLU 1, made at {program}.py:14  [--apply]",
+        f"inplace=True in LeakyReLU 1, made at {program}.py:15  [--apply]",
         "128 KiB less to allocate",
-        f"duplicate    {program}.py:8: 2 tensors of equal values: 2.mask, 5.mask; 16 KiB",
+        f"duplicate    {program}.py:9: 2 tensors of equal values: 2.mask, 5.mask; 16 KiB",
         "elu 4 cannot be in-place: the in-place form rounds gradients otherwise",
     ):
         assert words in out, out
     assert "applied" not in out
     assert (Path.cwd() / f"{program}.py").read_text() == PROGRAM
+
+
+def test_lines_are_relative_to_the_folder_of_the_command(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["lint", f"{program}:moves"]) == 0
+    assert f" {program}.py:9: 2 tensors of equal values" in capsys.readouterr().out
 
 
 def test_applying_is_checked(program: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
-from support import schemas
+from support import forkserver, schemas
 
 pytest.importorskip("torch")
 
@@ -15,6 +17,9 @@ from umem.base.units import MIB
 from umem.trace.step_builder import read_step
 
 PROGRAM = """
+import atexit
+import os
+
 import torch
 from torch import nn
 
@@ -26,6 +31,18 @@ def make_step():
 def reads():
     x = torch.randn(3)
     return lambda: x.sum().item()
+
+def moves():
+    os.mkdir("elsewhere")
+    os.chdir("elsewhere")
+    return make_step()
+
+def noisy():
+    print("printed")
+    os.write(1, b"written\\n")
+    os.system("echo from a child")
+    atexit.register(print, "at exit")
+    return make_step()
 """
 
 
@@ -75,8 +92,64 @@ def test_json_and_the_trace_agree(
     assert modules & {f"{layer}.{part}" for layer in range(8) for part in (0, 1)}
 
 
+def test_files_are_in_the_folder_of_the_command(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--out", "step.jsonl", "--report", "step.html"]
+    assert cli.main(["plan", f"{program}:moves", "--policy", "lru", *files]) == 0
+    assert {path.name for path in tmp_path.iterdir()} >= {"step.jsonl", "step.html"}
+    assert not [*(tmp_path / "elsewhere").iterdir()]
+    line = f'"line":"{program}.py:'  # relative to the same folder
+    assert line in (tmp_path / "step.jsonl").read_text()
+
+
+def test_the_trace_of_the_times_is_not_replaced(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run.jsonl"
+    assert cli.main(["plan", f"{program}:make_step", "--policy", "lru", "--out", str(run)]) == 0
+    before = run.read_bytes()
+    (tmp_path / "link.jsonl").symlink_to(run)
+    for out in ("run.jsonl", "link.jsonl"):
+        call = ["plan", f"{program}:make_step", "--policy", "lru", "--times", str(run)]
+        assert cli.main([*call, "--out", out]) == 2
+        assert f"--out {out} would replace the trace of --times" in capsys.readouterr().err
+        assert run.read_bytes() == before
+
+
+def test_a_file_that_cannot_be_written_costs_no_answer(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out.jsonl").mkdir()
+    call = ["plan", f"{program}:make_step", "--policy", "lru", "--json", "--out", "out.jsonl"]
+    assert cli.main(call) == 2
+    printed = capsys.readouterr()
+    assert schemas.read("plan", printed.out)["fits"]
+    assert printed.err.startswith("umem plan: out.jsonl: Is a directory; name a file")
+    assert [*tmp_path.glob(".*.jsonl")] == []
+
+
+def test_json_is_alone_on_stdout(program: str, tmp_path: Path) -> None:
+    call = ["-m", "umem", "plan", f"{program}:noisy", "--policy", "lru", "--json"]
+    done = forkserver.run(call, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert schemas.read("plan", done.stdout)["fits"]
+    words = {"printed", "written", "from a child", "at exit"}
+    assert words <= set(done.stderr.splitlines())
+
+
+def test_an_encoding_without_bars_is_no_error(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    assert cli.main(["plan", f"{program}:make_step", "--policy", "lru"]) == 0
+    assert b"  activation   ??" in written.getvalue()
+
+
 def test_what_fits_costs_nothing(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", f"{program}:make_step", "--json", "--policy", "auto"]) == 0
+    twice = ["--policy", "auto", "auto"]  # a policy is replayed once
+    assert cli.main(["plan", f"{program}:make_step", "--json", *twice]) == 0
     answer = schemas.read("plan", capsys.readouterr().out)
     assert answer["fits"]
     assert answer["budget"] == 40 << 30  # the device's
@@ -124,10 +197,12 @@ def test_times_of_a_run_replace_the_roofline(
         (["{}:make_step", "--policy", "best"], "no policy 'best'"),
         (["{}:make_step", "--recompute", "al"], "allowed: all, auto"),
         (["dir/step.py:make_step"], "there is no file"),
-        (["{}:make_step", "--times", "absent.jsonl"], "absent.jsonl"),
-        (["{}:make_step", "--policy", "lru", "--out", "no/such/folder.jsonl"], "no/such/folder"),
+        # Before the program runs, which would be another error.
+        (["{}:reads", "--times", "absent.jsonl"], "absent.jsonl"),
+        (["{}:reads", "--out", "no/such.jsonl"], "--out no/such.jsonl: the folder does not exist"),
         (["{}:make_step", "--out", "plan.txt"], "--out plan.txt; allowed: FILE.jsonl"),
         (["{}:absent", "--policy", "best"], "no policy 'best'"),  # before the program runs
+        (["{}:absent", "--policy", "all", "lru"], "has no 'absent'"),
         (["--script", "absent.py"], "there is no script 'absent.py'"),
     ],
 )

@@ -216,6 +216,7 @@ def _run(request: Request) -> None:
     sys.excepthook = _without_frames_of_this_file
     # The server's own has whatever buffer its environment asked for.
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.__stdout__ = sys.stdout  # type: ignore[misc]
     if first == "-m":
         sys.argv, sys.path[0] = rest, request.folder
         runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.steps import Tensor, make_step
 
+from umem.analysis import formulas
 from umem.analysis.batch_size import MOST, Line, Sized, TensorLines, alike, largest_batch, line
 from umem.base.units import MIB
+from umem.cli.estimate_text import EstimateAnswer, render
 from umem.errors import PlanError
 from umem.trace.step_part import device_bytes, on_device
 from umem.trace.step_trace import Kind
@@ -46,6 +48,22 @@ def test_where_small_batches_peak_elsewhere_the_prediction_is_corrected() -> Non
     assert found.batch == 500
     assert found.needs[500] == 6_000
     assert len(found.needs) < 20
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        (100_000, "traced: 99 fits, 100 does not fit"),
+        (10_000_000, "traced: 9999 fits, 10039 does not fit"),  # within 1/256
+        (1 << 40, f"traced: {MOST} fits, no larger one is tried"),
+    ],
+)
+def test_the_answer_names_the_batches_that_were_traced(budget: int, words: str) -> None:
+    fit = largest_batch(lambda batch: 1000 + batch * 1000, budget)
+    found = formulas.estimate(formulas.Config(params=1000))
+    answer = EstimateAnswer("program", None, fit.batch, "an op", found, budget, fit)
+    *_, last = render(answer).splitlines()
+    assert last.endswith(words)
 
 
 def test_memory_that_does_not_grow_is_an_error() -> None:

@@ -157,6 +157,90 @@ def test_run_says_that_torch_would_not_find_umem(
     assert "umem is not installed, so torch would not find it" in capsys.readouterr().err
 
 
+class StartError(Exception):
+    """The program would run now."""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Gets the command that `umem run` would execute."""
+    command: list[str] = []
+
+    def record(_file: str, words: list[str], _environment: object) -> None:
+        command.extend(words)
+        raise StartError
+
+    monkeypatch.setattr(os, "execvpe", record)
+    monkeypatch.chdir(tmp_path)
+    return command
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "mode", "by_python"),
+    [
+        ("train.sh", b"#!/bin/sh\n", 0o755, False),
+        ("train", b"#!/home/python/bin/bash\n", 0o755, False),
+        ("binary", b"\x7fELF\2\1", 0o755, False),
+        ("train", b"#!/usr/bin/env python3\n", 0o755, True),
+        ("train", b"#!/usr/bin/python3.12 -u\n", 0o755, True),
+        ("train.py", b"#!/bin/sh\n", 0o755, True),
+        ("train", b"print(1)\n", 0o755, True),
+        ("train.sh", b"#!/bin/sh\n", 0o644, True),  # Python's error is as good as any other
+    ],
+)
+def test_a_program_that_is_not_python_is_executed_itself(
+    name: str, head: bytes, mode: int, by_python: bool, tmp_path: Path, started: list[str]
+) -> None:
+    (tmp_path / name).write_bytes(head)
+    (tmp_path / name).chmod(mode)
+    with pytest.raises(StartError):
+        main(["run", name, "--x"])
+    program = [sys.executable, name] if by_python else [str(tmp_path / name)]
+    assert started == [*program, "--x"]
+
+
+def test_a_folder_is_a_program_with_a_main_module_only(tmp_path: Path, started: list[str]) -> None:
+    (tmp_path / "sh").mkdir()
+    with pytest.raises(StartError):
+        main(["run", "sh", "-c", "true"])
+    assert started[0].endswith("/bin/sh")
+    started.clear()
+    (tmp_path / "sh" / "__main__.py").touch()
+    with pytest.raises(StartError):
+        main(["run", "sh"])
+    assert started == [sys.executable, "sh"]
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "reason"),
+    [
+        ("run --report r.html", "mine.jsonl", "--report and UMEM_TRACE are both given; allowed"),
+        ("trace record -o t.jsonl --trace u.jsonl", "", "-o t.jsonl and --trace u.jsonl both"),
+    ],
+)
+def test_two_traces_of_a_run_are_an_error(
+    words: str, variable: str, reason: str, tmp_path: Path, started: list[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "train.py").touch()
+    monkeypatch.setenv("UMEM_TRACE", variable)
+    assert main([*words.split(), "train.py"]) == 2
+    assert reason in capsys.readouterr().err
+    assert not started
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_that_cannot_be_written_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["estimate", "--params", "1e9"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("umem: the output cannot be written: No space left on device; ")
+    assert error.count("\n") == 1
+
+
 def test_run_a_module(tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text(SHOW)
     done = umem("run", "-m", "show", "--x", "-m", "1", cwd=tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from itertools import accumulate
 from pathlib import Path
@@ -27,7 +28,7 @@ from umem.report.timeline import OTHER, MoveKind, Moves, Timeline
 from umem.simulation import replay
 from umem.trace import origin
 from umem.trace.ids import BlockId
-from umem.trace.schema import Alloc
+from umem.trace.schema import Alloc, Op
 from umem.trace.step_builder import StepBuilder
 from umem.trace.step_trace import Kind, StepTrace
 
@@ -524,6 +525,30 @@ def test_a_traces_module_and_line_are_shown(
     assert printed["top"] == data["top"]
 
 
+def test_a_name_that_is_no_utf8_has_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = write(tmp_path / os.fsdecode(b"\xff.jsonl"), synthetic.training(3, PAGE, PAGE, 2))
+    assert main(["report", str(trace)]) == 0
+    assert "Report: " in capsys.readouterr().out
+    (data,) = data_of(trace.with_suffix(".html").read_text())
+    assert data["ops"] > 0
+
+
+def test_a_trace_without_times_is_named_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = (
+        dataclasses.replace(event, us=None) if isinstance(event, Op) else event
+        for event in synthetic.training(3, 4 * PAGE, 6 * PAGE, 2)
+    )
+    trace = write(tmp_path / "t.jsonl", events)
+    assert main(["report", str(trace), "--budget", "100%"]) == 0
+    out = capsys.readouterr().out
+    assert "The trace has no times of operators" in out
+    assert "A step takes" not in out
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -550,6 +575,7 @@ def test_a_page_that_cannot_be_written_is_an_error(shown: page.Content, tmp_path
     (tmp_path / "r.html").mkdir()
     with pytest.raises(ConfigError, match=r"r\.html: Is a directory"):
         page.write(tmp_path / "r.html", [shown])
+    assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
 
 
 def test_updates_on_the_host_have_a_lane_of_their_own(tmp_path: Path) -> None:
@@ -571,7 +597,7 @@ def test_of_several_devices_the_one_that_is_asked_for_is_shown(tmp_path: Path) -
             yield event
 
     def using(events: Any) -> Any:
-        from umem.trace.schema import Op, Step
+        from umem.trace.schema import Step
 
         others: list[BlockId] = []
         for event in on_two(events):

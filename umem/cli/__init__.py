@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import io
 import os
-import select
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -24,38 +26,67 @@ def main(argv: list[str] | None = None) -> int:
     A reader of stdout that closes it early, as `head` does, ends the command silently, with the
     exit code that a shell reports for a program ended by SIGPIPE.
     """
-    _open_missing_streams()
-    try:
+    _prepare_streams()
+    with contextlib.ExitStack() as until_end:
         try:
-            return _run(argv)
-        finally:  # also after --help: errors of the interpreter's last flush cannot be caught
-            sys.stdout.flush()
-    except BrokenPipeError:
-        if not _nobody_reads_stdout():
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+            try:
+                return _run(argv, until_end)
+            finally:  # also after --help: errors of the interpreter's last flush cannot be caught
+                sys.stdout.flush()
+        except OSError as error:
+            if not _stdout_fails():
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):
+                return 128 + signal.SIGPIPE
+            print(
+                f"umem: the output cannot be written: {error.strerror}; send it to a file or a "
+                "pipe that has space",
+                file=sys.stderr,
+            )
+            return 2
 
 
-def _open_missing_streams() -> None:
+def _prepare_streams() -> None:
     """Discard output whose stream is closed, such as that of a cron job or a daemon.
 
-    A program that `umem run` starts finds them closed, as it would without umem.
+    A program that `umem run` starts finds them closed, as it would without umem. Characters that
+    the encoding of stdout lacks are replaced, as those of stderr are by Python.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a caller of `main` may have replaced it
+        sys.stdout.reconfigure(errors="replace")
 
 
-def _nobody_reads_stdout() -> bool:
-    """Return whether stdout is a closed pipe; other broken pipes are errors like any other."""
-    poll = select.poll()
-    poll.register(sys.stdout, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
+def _stdout_fails() -> bool:
+    """Return whether an error was one of stdout; others are errors like any other."""
+    try:
+        print(flush=True)
+    except OSError:
+        return True
+    return False
 
 
-def _run(argv: list[str] | None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
+@contextlib.contextmanager
+def _answer_alone() -> Iterator[None]:
+    """Keep stdout for the answer: other output to its file descriptor is on stderr, for good.
+
+    The program that a command runs may write to the descriptor itself, in a child process or in
+    native code, and at exit.
+    """
+    answer = os.dup(1)
+    os.dup2(sys.stderr.fileno(), 1)
+    with (
+        os.fdopen(answer, "w", encoding=sys.stdout.encoding, errors="replace") as stream,
+        contextlib.redirect_stdout(stream),
+    ):
+        yield
+
+
+def _run(given: list[str] | None, until_end: contextlib.ExitStack) -> int:
+    argv = sys.argv[1:] if given is None else given
     named = [argv[0]] if argv and argv[0] in COMMANDS else list(COMMANDS)
     commands = {name: _load(name) for name in named}
     parser = _parser(commands)
@@ -65,6 +96,9 @@ def _run(argv: list[str] | None) -> int:
     if unknown:
         print(_unexpected(unknown[0], _innermost(parser, args)), file=sys.stderr)
         return 2
+    # A caller of `main` keeps its stdout.
+    if given is None and sys.stdout is sys.__stdout__ and getattr(args, "json", False):
+        until_end.enter_context(_answer_alone())
     try:
         return commands[args.command].main(args)
     except UmemError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -16,6 +17,7 @@ from ..base import device_profiles, nodes
 from ..base.units import BYTES_ALLOWED, parse_bytes
 from ..config.parsers import SHARE_ALLOWED, parse_share
 from ..errors import ConfigError, plain
+from ..policies import registry
 
 # As text, because the class is generic only for type checkers.
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -81,6 +83,19 @@ def device_of(args: argparse.Namespace) -> device_profiles.DeviceProfile:
         else device_profiles.find(args.device or device_profiles.DEFAULT)
     )
     return profile if args.link is None else device_profiles.with_link(profile, *args.link)
+
+
+def policies_of(given: Sequence[str], everything: Sequence[str]) -> list[str]:
+    """Return the policies that `--policy` names, each once; `all` stands for `everything`.
+
+    Raises:
+        ConfigError: there is no such policy.
+    """
+    chosen = [name for each in given for name in (everything if each == "all" else (each,))]
+    for name in given:
+        if name != "all":
+            registry.make(name)  # before any work
+    return list(dict.fromkeys(chosen))
 
 
 def add_host_budget(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..base import device_profiles
 from ..errors import ConfigError, PlanError
+from .program import folder_kept
 
 if TYPE_CHECKING:
     from ..analysis.batch_size import TensorLines
@@ -64,6 +65,7 @@ class Program:
                 "give it a parameter named batch"
             )
 
+    @folder_kept()
     def at(self, batch: int) -> Seen:
         """Return the step at a batch; each is traced once.
 

@@ -83,7 +83,9 @@ def _budget(outcome: EstimateAnswer) -> Iterator[str]:
     more = f", and each sample {_size(round(fit.sample))}" if fit.sample else ""
     yield _row("max batch", f"{fit.batch}, which needs {format_bytes(needs)}{more}")
     how = "tensor by tensor" if fit.modelled else "by the line through two totals"
-    yield _row("", f"predicted {how}: {fit.predicted}; verified by tracing it and one more")
+    larger = next((batch for batch in fit.needs if batch > fit.batch), None)  # ascending
+    end = "no larger one is tried" if larger is None else f"{larger} does not fit"
+    yield _row("", f"predicted {how}: {fit.predicted}; traced: {fit.batch} fits, {end}")
 
 
 def _size(count: int) -> str:

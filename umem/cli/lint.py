@@ -81,6 +81,7 @@ def main(args: argparse.Namespace) -> int:
     return 1 if checked is not None and checked.differing else 0
 
 
+@program.folder_kept()
 def _lint(args: argparse.Namespace) -> tuple[LintReport, Checked | None]:
     from ..capture import program as entry
     from ..lint import apply, findings

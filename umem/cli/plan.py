@@ -5,21 +5,25 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..base.paths import check_folder, replacing
 from ..base.progress import over, progress
 from ..base.units import BYTES_ALLOWED
 from ..config.parsers import SHARE_ALLOWED, parse_budget
-from ..errors import ConfigError
+from ..errors import ConfigError, TraceError
+from ..policies import registry
 from . import plan_model, plan_optimizer, plan_ranks, plan_recompute, plan_text, program
-from .base import add_device, device_of, share_of
+from .base import add_device, device_of, policies_of, share_of
 
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
     from ..capture.recording import Recording
     from ..report.page import Content
+    from ..trace.schema import Op
     from .base import Subparsers
 
 POLICIES = ("auto", "belady", "autoswap", "optimizer_state", "stream_layers", "conv_lru", "lru")
@@ -73,18 +77,17 @@ def main(args: argparse.Namespace) -> int:
         PlanError: the program cannot be run without data; the message says where.
         NotSupportedError: torch is missing.
     """
-    if args.report is not None:
-        from ..report import page
-
-        page.check(args.report, "--report")
+    _check_files(args)
     with program.output_aside(args.json):
         outcome = plan(args)
+    text = json.dumps(as_dict(outcome), indent=1) if args.json else plan_text.render(outcome)
+    print(text)  # before the files, which may fail
     if args.out is not None:
         _write(args.out, outcome)
     if args.report is not None:
+        from ..report import page
+
         page.write(args.report, [_content(args, outcome)])
-    text = json.dumps(as_dict(outcome), indent=1) if args.json else plan_text.render(outcome)
-    print(text)
     return 0
 
 
@@ -94,15 +97,19 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
     cluster = plan_ranks.cluster(args)
     device = device_of(args) if cluster is None else cluster.device
     budget = None if args.budget is None else _budget(args.budget)
-    policies = _policies(args.policy)
+    policies = _policies(args)
     modes = plan_recompute.modes(args.recompute)
     share = None if args.optimizer is None else share_of(args.optimizer)
-    _check_out(args.out)
+    recorded = None if args.times is None else _ops(args.times)
     began = time.monotonic()
     with plan_ranks.as_rank(cluster):
         name, recording, model = _record(args)
     seconds = time.monotonic() - began
-    clock = _clock(args, device, recording)
+    from ..capture import roofline
+
+    clock = roofline.clock(device)
+    if recorded is not None:
+        clock = roofline.scaled(clock, recording.last_step(), recorded)
     events = recording.device_events(clock) if cluster is None else cluster.events(recording, clock)
     from ..analysis import bounds, summary
     from ..simulation import replay
@@ -166,7 +173,7 @@ def _content(args: argparse.Namespace, outcome: plan_text.PlanAnswer) -> Content
     from ..report import make
     from ..trace import origin
 
-    policies = _policies(args.policy)
+    policies = _policies(args)
     known = {
         number: said
         for number, block in outcome.recording.blocks.items()
@@ -235,9 +242,29 @@ def _budget(text: str) -> Any:
     return budget
 
 
-def _check_out(path: Path | None) -> None:
-    if path is not None and not path.name.endswith((".jsonl", ".jsonl.gz")):
-        raise ConfigError(f"--out {path}; allowed: FILE.jsonl or FILE.jsonl.gz")
+def _check_files(args: argparse.Namespace) -> None:
+    """Check before the program runs, which may take minutes, that the files can be written."""
+    if args.report is not None:
+        from ..report import page
+
+        page.check(args.report, "--report")
+    if args.out is None:
+        return
+    if not args.out.name.endswith((".jsonl", ".jsonl.gz")):
+        raise ConfigError(f"--out {args.out}; allowed: FILE.jsonl or FILE.jsonl.gz")
+    check_folder(args.out, "--out")
+    if args.times is not None and os.path.realpath(args.out) == os.path.realpath(args.times):
+        raise ConfigError(
+            f"--out {args.out} would replace the trace of --times; allowed: another file"
+        )
+
+
+def _ops(path: Path) -> list[Op]:
+    """Return the ops of a trace."""
+    from ..trace.reader import read
+    from ..trace.schema import Op
+
+    return [event for event in read(path)[1] if isinstance(event, Op)]
 
 
 def _record(args: argparse.Namespace) -> tuple[str, Recording, plan_model.PlannedModel | None]:
@@ -262,24 +289,8 @@ def _check_program(args: argparse.Namespace) -> None:
     program.check(args, "plan", hint)
 
 
-def _clock(args: argparse.Namespace, device: DeviceProfile, recording: Recording) -> Any:
-    from ..capture import roofline
-    from ..trace.reader import read
-
-    clock = roofline.clock(device)
-    if args.times is None:
-        return clock
-    return roofline.scaled(clock, recording.last_step(), read(args.times)[1])
-
-
-def _policies(given: list[str]) -> list[str]:
-    from ..policies import registry
-
-    if given == ["all"]:
-        return [name for name in registry.names() if name != "none"]
-    for name in given:
-        registry.make(name)  # an unknown name is an error before the program runs
-    return given
+def _policies(args: argparse.Namespace) -> list[str]:
+    return policies_of(args.policy, [name for name in registry.names() if name != "none"])
 
 
 def _write(path: Path, outcome: plan_text.PlanAnswer) -> None:
@@ -291,7 +302,8 @@ def _write(path: Path, outcome: plan_text.PlanAnswer) -> None:
 
     source = f"umem plan, torch {torch.__version__}"
     blocks = outcome.recording.blocks
-    with Writer(path, Header(outcome.device.name, source, outcome.program)) as writer:
+    header = Header(outcome.device.name, source, outcome.program)
+    with replacing(path, TraceError) as part, Writer(part, header) as writer:
         for event in outcome.events:
             if isinstance(event, Alloc) and (block := blocks.get(event.id)) is not None:
                 known = origin.keys(block.module, block.line)

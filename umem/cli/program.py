@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,21 @@ def refuse_script(args: argparse.Namespace, command: str) -> None:
         )
 
 
+@contextlib.contextmanager
+def folder_kept() -> Iterator[None]:
+    """Return to the working directory after a program, which may change it.
+
+    Relative paths of the command line, and lines of the program, depend on it.
+    """
+    folder = os.open(".", os.O_PATH)  # even one that was deleted, or that cannot be read
+    try:
+        yield
+    finally:
+        os.fchdir(folder)
+        os.close(folder)
+
+
+@folder_kept()
 def record(args: argparse.Namespace) -> tuple[str, Recording]:
     """Run the program on tensors without data; return its name and the recording.
 

@@ -17,7 +17,7 @@ from ..config.parsers import SHARE_ALLOWED, parse_budget
 from ..errors import ConfigError, UmemError
 from ..policies import registry
 from . import replay_devices
-from .base import add_device, add_host_budget, host_budget_of, share_of
+from .base import add_device, add_host_budget, host_budget_of, policies_of, share_of
 from .replay_devices import Failure, Row
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
     traces = replay.load_devices(args.trace, show=not args.json)
     recorded = next(iter(traces.values())).device
     profiles = _profiles(args, recorded, len(traces))
-    policies = _policies(args.policy)
+    policies = policies_of(args.policy, registry.names())
     host = host_budget_of(args.host_budget)
     repeats = replay.REPEATS if args.repeat is None else args.repeat
     if repeats < 1:
@@ -200,15 +200,6 @@ def _ratio(value: float, base: float) -> str:
     if base > 0:
         return f"{value / base:.3f}"
     return "-" if value == 0 else "inf"
-
-
-def _policies(names: Sequence[str]) -> list[str]:
-    known = registry.names()
-    chosen = [name for given in names for name in (known if given == "all" else (given,))]
-    for name in chosen:
-        if name not in known:
-            registry.make(name)  # its error lists the known names
-    return list(dict.fromkeys(chosen))
 
 
 def _profiles(args: argparse.Namespace, recorded: str, devices: int) -> list[DeviceProfile]:

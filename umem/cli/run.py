@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "run",
         help="run a Python program under umem",
         description="Run a Python program under umem. Options go before the program.",
-        usage="umem run [options] (script.py | -m module | torchrun) [args ...]",
+        usage="umem run [options] (script.py | -m module | command) [args ...]",
         epilog=f"Policies: {registry.listed(registry.names())}.",
         allow_abbrev=False,
     )
@@ -118,11 +119,35 @@ def check_options(given: dict[str, str]) -> None:
 
 def _command(program: list[str]) -> list[str]:
     """Return what to execute: Python with the program, or a command such as torchrun itself."""
-    if program[0] == "-m" or os.path.exists(program[0]):
+    name = program[0]
+    if name == "-m" or (_is_there(name) and not _is_native(name)):
         return [*_interpreter(), *program]
-    found = shutil.which(program[0])
+    found = str(Path(name).absolute()) if _is_there(name) else shutil.which(name)
     assert found is not None, "_program checked it"
     return [found, *program[1:]]
+
+
+def _is_there(name: str) -> bool:
+    """Return whether the path is a program; a folder with a __main__.py is one for Python."""
+    if not os.path.exists(name):
+        return False
+    return not Path(name).is_dir() or os.path.exists(f"{name}/__main__.py")
+
+
+def _is_native(name: str) -> bool:
+    """Return whether the file is a binary, or a script of another language than Python."""
+    path = Path(name)
+    # A pipe, such as `<(...)` of a shell, cannot be read twice.
+    if path.suffix == ".py" or not path.is_file() or not os.access(name, os.X_OK):
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.readline(256)
+    except OSError:  # Python could not read it either
+        return True
+    if head.startswith(b"#!"):
+        return re.search(rb"[/ ]python[^/ ]*\s", head) is None
+    return head.startswith(b"\x7fELF")
 
 
 def _interpreter() -> list[str]:
@@ -137,7 +162,7 @@ def _program(args: argparse.Namespace) -> list[str]:
     if args.module is not None or not args.script:
         raise ConfigError("no program given; write `umem run script.py` or `umem run -m module`")
     script = args.script[1:] if args.script[0] == "--" else args.script
-    if not script or not (os.path.exists(script[0]) or shutil.which(script[0])):
+    if not script or not (_is_there(script[0]) or shutil.which(script[0])):
         name = script[0] if script else "--"
         raise ConfigError(
             f"{name!r} is neither a script nor a command, such as torchrun; check the path, or "

@@ -22,15 +22,16 @@ def check(page: Path, given: Mapping[str, str]) -> None:
     """Check early that a page can be made.
 
     Raises:
-        ConfigError: the page cannot be written there, or `--trace` is given too.
+        ConfigError: the page cannot be written there, or a trace is requested too.
     """
     from ..report import page as pages
 
     pages.check(page, "--report")
-    if "trace" in given:
+    options = settings.load(given, flags=True)
+    if options.trace is not None:
         raise ConfigError(
-            "--report and --trace are both given; allowed: one of them. A trace's page is written "
-            "by `umem report TRACE`"
+            f"--report and {options.origins['trace']} are both given; allowed: one of them. A "
+            "trace's page is written by `umem report TRACE`"
         )
 
 

@@ -32,5 +32,9 @@ def main(args: argparse.Namespace) -> int:
     """
     if not args.output.endswith((".jsonl", ".jsonl.gz")):
         raise ConfigError(f"-o {args.output}; allowed: FILE.jsonl or FILE.jsonl.gz")
+    if args.trace is not None:
+        raise ConfigError(
+            f"-o {args.output} and --trace {args.trace} both name the trace; leave --trace out"
+        )
     args.trace = args.output
     return run.main(args)

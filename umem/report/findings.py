@@ -113,6 +113,11 @@ def _percent(share: float) -> str:
 
 
 def _time(result: Result) -> Finding:
+    if not result.compute_us:
+        return Finding(
+            "The trace has no times of operators, so neither the time of a step nor the share of "
+            "transfers that compute hides is known; `umem trace record` records times."
+        )
     stall = f"{_percent(result.stall_us / result.step_us)} of it stalls" if result.step_us else ""
     if result.stall_us < MIN_SHARE * result.step_us:
         stall = "it hardly stalls" if result.stall_us else "it does not stall"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.paths import check_folder
+from ..base.paths import check_folder, replacing
 from ..base.units import PAGE_BYTES
 from ..base.version import __version__
 from ..errors import ConfigError
@@ -87,12 +87,9 @@ def write(path: Path, contents: Sequence[Content]) -> None:
         ConfigError: it cannot be written.
     """
     text = render(contents)
-    part = path.with_name(f"{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; name a file that can be written") from None
+    with replacing(path, ConfigError) as part:
+        # Names of files may have bytes that are no UTF-8.
+        part.write_text(text, encoding="utf-8", errors="replace")
 
 
 def _static(name: str) -> str:

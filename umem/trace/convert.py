@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from ..base.paths import replacing
 from ..errors import TraceError
 from . import perfetto, snapshot_writer, torch_snapshot
 from .reader import read
@@ -65,7 +65,7 @@ def convert(
     header, events = _open(source, gpu, partial)
     if last_step:
         events = _last_step(source, events)
-    with _replacing(target) as part:
+    with replacing(target, TraceError) as part:
         _WRITERS[form](part, header, events)
 
 
@@ -100,23 +100,8 @@ def merge(
         header, events = _open(source, None, partial)
         events = _last_step(source, events) if last_step else events
         traces.append(perfetto.Shown(str(source) if alike else source.name, header, events))
-    with _replacing(target) as part, part.open("w", encoding="utf-8") as stream:
+    with replacing(target, TraceError) as part, part.open("w", encoding="utf-8") as stream:
         perfetto.write(stream, traces)
-
-
-@contextlib.contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """Give a file next to the target, and move it into its place only when it is complete."""
-    part = target.with_name(f".{os.getpid()}.{target.name}")  # the suffix is kept
-    try:
-        yield part
-        part.replace(target)
-    except OSError as error:
-        raise TraceError(f"{target}: {error.strerror or error}") from None
-    except TraceError as error:
-        raise TraceError(str(error).replace(str(part), str(target))) from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _open(source: Path, gpu: int | None, partial: bool) -> tuple[Header, Iterator[Event]]:
