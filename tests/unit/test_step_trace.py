@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from support.synthetic import random_trace, training
 
 from umem.trace.step_builder import StepBuilder
-from umem.trace.step_trace import Kind, StepTrace
+from umem.trace.step_trace import Gaps, Kind, StepTrace
 
 PAGE = 2 << 20
 
@@ -98,3 +99,26 @@ def test_a_step_worked_by_hand() -> None:
     }
     assert step.clean.tolist() == [True, True, False, False]
     assert step.small_bytes == 0
+
+
+def arrays(value: object, name: str) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays in a value, with the path to each."""
+    if isinstance(value, np.ndarray):
+        yield name, value
+    elif isinstance(value, tuple):
+        for i, part in enumerate(value):
+            yield from arrays(part, f"{name}[{i}]")
+    elif isinstance(value, Gaps):
+        for field, part in vars(value).items():
+            yield from arrays(part, f"{name}.{field}")
+
+
+def test_no_policy_changes_the_step_of_the_others() -> None:
+    step = step_of(7)
+    names = [name for name in dir(step) if not name.startswith("_")]
+    found = dict(pair for name in names for pair in arrays(getattr(step, name), name))
+    assert {"op_us", "bytes", "begin_us", "begin_twice_us", "gaps.idle_us"} <= found.keys()
+    computed_anew = {"movable", "is_segment"}
+    assert {n for n, array in found.items() if array.flags.writeable} <= computed_anew
+    for made in (step.pieces, step.in_exact_parts, step.in_parts):
+        assert not made.bytes.flags.writeable

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,24 @@ Bools = npt.NDArray[np.bool_]
 
 
 Kind = core.Kind
+_T = TypeVar("_T")
+
+
+def _read_only(value: _T) -> _T:
+    if isinstance(value, np.ndarray):
+        value.flags.writeable = False
+    elif isinstance(value, tuple | Gaps):
+        for part in vars(value).values() if isinstance(value, Gaps) else value:
+            _read_only(part)
+    return value
+
+
+if TYPE_CHECKING:
+    _column = cached_property
+else:
+
+    def _column(of: Callable[[object], _T]) -> cached_property:
+        return cached_property(functools.wraps(of)(lambda step: _read_only(of(step))))
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,7 @@ class StepTrace:
     """A step in steady state: n ops in program order, m tensors.
 
     A tensor is alive in the ops `first` to `last`, both included. Sizes are in bytes, times in µs.
+    All policies share its arrays, which are read-only: copy one to change it.
     `bytes` is the tensor's size on the device. A large tensor (2 MiB and more as requested) takes
     whole pages of 2 MiB and is moved alone; a small one takes its requested size rounded up to
     256 B and shares a page with others.
@@ -105,6 +126,10 @@ class StepTrace:
     # 64 MiB each.
     cut: Ints | None = None
 
+    def __post_init__(self) -> None:
+        for column in vars(self).values():
+            _read_only(column)
+
     @property
     def n_ops(self) -> int:
         """Number of ops."""
@@ -120,17 +145,17 @@ class StepTrace:
         """[m] True if a plan can move it: it is large, and the program did not ask to leave it."""
         return self.large if self.exempt is None else self.large & ~self.exempt
 
-    @cached_property
+    @_column
     def access_op(self) -> Ints:
-        """The op of each access."""
+        """[k] Op of each access."""
         return np.repeat(np.arange(self.n_ops), np.diff(self.access_start))
 
-    @cached_property
+    @_column
     def begin_us(self) -> Floats:
         """[n + 1] Start of each op without any stall; the last entry is the step's compute time."""
         return np.concatenate(([0.0], np.cumsum(self.op_us)))
 
-    @cached_property
+    @_column
     def begin_twice_us(self) -> Floats:
         """[2 n + 1] The same for two steps in a row."""
         return np.concatenate((self.begin_us, self.begin_us[1:] + self.compute_us))
@@ -140,12 +165,12 @@ class StepTrace:
         """Total time of all ops."""
         return float(self.begin_us[-1])
 
-    @cached_property
+    @_column
     def use_order(self) -> Ints:
-        """The accesses sorted by tensor, and by op within a tensor."""
+        """[k] Accesses sorted by tensor, and by op within a tensor."""
         return np.lexsort((self.access_op, self.access_tensor))
 
-    @cached_property
+    @_column
     def use_start(self) -> Ints:
         """[m + 1] The accesses of tensor t are use_order[use_start[t]] up to use_start[t + 1]."""
         counts = np.bincount(self.access_tensor, minlength=self.n_tensors)
@@ -160,7 +185,7 @@ class StepTrace:
         of_tensor = self.use_order[self.use_start[tensor] : self.use_start[tensor + 1]]
         return self.access_op[of_tensor]
 
-    @cached_property
+    @_column
     def gaps(self) -> Gaps:
         """All gaps, of large and small tensors, that have at least one op inside."""
         tensor = self.access_tensor[self.use_order]
@@ -176,9 +201,9 @@ class StepTrace:
         begin = self.begin_twice_us
         return Gaps(tensors, start, end, begin[end] - begin[start + 1])
 
-    @cached_property
+    @_column
     def pieces(self) -> StepTrace:
-        """The same step with large tensors cut into pieces of at most 64 MiB, which move alone.
+        """Step of the same ops with large tensors in pieces of at most 64 MiB, which move alone.
 
         The pieces of a tensor are adjacent and take its place in the order. An access uses the
         pieces that overlap with the part that it uses.
@@ -197,9 +222,9 @@ class StepTrace:
         """The same step, in pieces if ops use parts of its tensors: an op needs all of each."""
         return self if self.access_part is None else self.pieces
 
-    @cached_property
+    @_column
     def in_exact_parts(self) -> StepTrace:
-        """The same step with large tensors divided where a part of one begins or ends.
+        """Step of the same ops with large tensors divided where a part of one begins or ends.
 
         No schedule moves less than the parts that ops use, whatever its pieces are.
         """
@@ -284,24 +309,24 @@ class StepTrace:
         """[m] True if it is a segment of small tensors, and no tensor."""
         return np.zeros(self.n_tensors, bool) if self.place is None else self.place > 0
 
-    @cached_property
+    @_column
     def allocations(self) -> Ints:
         """Large tensors without segments, in the order in which the step allocates them."""
         before = np.isin(self.kind, (Kind.PERSISTENT, Kind.CARRIED)) | self.is_segment
         inside = np.flatnonzero(self.large & ~before)
         return inside[np.argsort(self.first[inside], kind="stable")]
 
-    @cached_property
+    @_column
     def made_elsewhere(self) -> Ints:
         """Large tensors that the step frees and does not make: another kind of step made them."""
         return np.flatnonzero(self.large & (self.kind == Kind.CARRIED) & (self.next_alias < 0))
 
-    @cached_property
+    @_column
     def working_set(self) -> Ints:
         """[n] Bytes of all tensors that each op accesses, or of the pieces that hold its parts."""
         return self.in_parts.sum_of_accesses(self.in_parts.bytes)
 
-    @cached_property
+    @_column
     def live_bytes(self) -> Ints:
         """[n] Bytes of all tensors alive in each op."""
         change = np.zeros(self.n_ops + 1, np.int64)
@@ -309,7 +334,7 @@ class StepTrace:
         np.add.at(change, self.last + 1, -self.bytes)
         return np.cumsum(change)[:-1]
 
-    @cached_property
+    @_column
     def small_bytes(self) -> int:
         """Peak of the bytes of small tensors, in whole pages."""
         change = np.zeros(self.n_ops + 1, np.int64)
@@ -324,7 +349,7 @@ class StepTrace:
         """Peak of live bytes."""
         return int(self.live_bytes.max(initial=0))
 
-    @cached_property
+    @_column
     def clean(self) -> Bools:
         """[m] Persistent tensors that no op of the step writes: a copy on the host stays valid."""
         clean: Bools = self.kind == Kind.PERSISTENT
