@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import warnings
+from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -46,6 +48,48 @@ def test_enable_twice() -> None:
         with pytest.raises(StateError, match=r"16 MiB.*32 MiB"):
             umem.enable(budget="32MiB", device="soft")
         assert umem.stats().budget_bytes == 16 * MIB
+
+
+def test_a_session_is_entered_before_its_end_only() -> None:
+    session = umem.enable(budget="32MiB", device="soft")
+    with session, umem.enable(budget="32MiB", device="soft"):
+        pass
+    with pytest.raises(StateError, match=r"ended; call umem.enable\(\) again"), session:
+        pass
+    assert not umem.is_enabled()
+
+
+def test_policies_are_the_same_if_they_are_one_object() -> None:
+    class Odd:
+        name = "odd"
+
+        def plan(self, step: Any, device: Any, budget: int) -> Any:
+            return umem.policies.Plan(step)
+
+        __eq__ = torch.Tensor.__eq__  # type: ignore[assignment]
+        __hash__ = object.__hash__
+
+    odd = Odd()
+    with umem.enable(budget="32MiB", device="soft", policy=odd):
+        umem.enable(budget="32MiB", device="soft", policy=odd)
+        with pytest.raises(StateError, match="policy=odd, but policy=odd was requested"):
+            umem.enable(budget="32MiB", device="soft", policy=Odd())
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    with umem.enable(budget=np.int64(32 << 20), device="soft"):
+        umem.set_budget(np.int64(64 << 20))
+        assert umem.stats(np.int32(0)).budget_bytes == 64 << 20
+        with pytest.raises(ConfigError, match=r"set_budget\(None\): allowed: bytes"):
+            umem.set_budget(None)  # type: ignore[arg-type]
+        assert umem.stats().budget_bytes == 64 << 20
+
+
+def test_a_scope_that_is_refused_leaves_the_outer_one() -> None:
+    with umem.enable(budget="32MiB", device="soft"), umem.scope("outer"):
+        with pytest.raises(ConfigError, match="printable"), umem.scope("\ud800"):
+            pass
+        assert umem.where(torch.ones(1 << 20)).scope == "outer"
 
 
 def test_enable_again_with_tensors_of_the_last_session() -> None:

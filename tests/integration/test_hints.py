@@ -39,6 +39,21 @@ def test_a_module_is_its_parameters_and_buffers_each_once() -> None:
 
 
 @pytest.mark.usefixtures("on")
+def test_states_of_an_optimizer_are_named_by_their_place() -> None:
+    weights = [full(4, i).float() for i in range(3)]
+    optimizer = torch.optim.Adam(weights)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert umem.evict(weights)
+    came_in = umem.stats().bytes_in
+    names = {row.name for row in umem.tensors(optimizer.state)}
+    assert {"0.exp_avg", "2.exp_avg_sq"} <= names
+    umem.evict(optimizer.state)
+    assert umem.stats().bytes_in == came_in  # no name is made of a weight's values
+
+
+@pytest.mark.usefixtures("on")
 def test_views_move_what_they_touch() -> None:
     whole = torch.arange(40 * MIB // 4, dtype=torch.float32)  # one piece, above the budget
     del whole
@@ -311,7 +326,7 @@ def test_foreign_empty_and_freed_tensors_are_no_error() -> None:
 @pytest.mark.usefixtures("on")
 def test_what_is_no_tensor_is_refused() -> None:
     sparse = torch.eye(10).to_sparse()
-    for target in (3, "weights", None, [torch.ones(3), 4.0]):
+    for target in (3, "weights", None, [torch.ones(3), 4.0], torch.nn.Linear):
         for hint in (umem.prefetch, umem.evict, umem.pin, umem.keep, umem.discard, umem.where):
             with pytest.raises(ConfigError, match=r"allowed: a tensor"):
                 hint(target)

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,12 +117,26 @@ def refusal(option: Option, origin: str, reason: str, allowed: str | None = None
     return ConfigError(f"{origin}: {reason}; allowed: {allowed or option.allowed}")
 
 
+def differing(now: Settings, asked: Settings) -> list[str]:
+    """Return the names of the options that differ; a policy object equals only itself."""
+    names = [f.name for f in fields(Settings) if f.compare]
+    return [name for name in names if not _is_same(getattr(now, name), getattr(asked, name))]
+
+
+def _is_same(one: object, other: object) -> bool:
+    # The program's objects may define equality in any way.
+    ours = type(one).__module__.partition(".")[0] in ("builtins", "pathlib", "umem")
+    return one is other or (ours and type(one) is type(other) and one == other)
+
+
 def difference(now: Settings, asked: Settings) -> str:
     """Return the message for a call that requests other options than those in force."""
-    names = [f.name for f in fields(Settings) if f.compare]
-    differing = [name for name in names if getattr(now, name) != getattr(asked, name)]
-    have = ", ".join(f"{name}={getattr(now, name)}" for name in differing)
-    want = ", ".join(f"{name}={getattr(asked, name)}" for name in differing)
+
+    def text(settings: Settings) -> str:
+        values = ((name, getattr(settings, name)) for name in differing(now, asked))
+        return ", ".join(f"{name}={getattr(value, 'name', value)}" for name, value in values)
+
+    have, want = text(now), text(asked)
     return (
         f"umem is already on with {have}, but {want} was requested; call umem.disable() first, or "
         "umem.set_budget() to change the budget"
@@ -317,7 +332,9 @@ def _text(option: Option, origin: str, value: object) -> str:
     if isinstance(value, bool):
         if option.kind in ("switch", "socket"):
             return "1" if value else "0"
-    elif isinstance(value, (str, int, Path)) or (option.kind == "seconds" and type(value) is float):
+    elif isinstance(value, (str, Integral, Path)) or (
+        option.kind == "seconds" and type(value) is float
+    ):
         with contextlib.suppress(ValueError):  # an integer with thousands of digits
             return str(value)
     raise refusal(option, origin, f"{shown(value)} is a {type(value).__name__}")

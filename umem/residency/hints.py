@@ -22,7 +22,7 @@ _MAX_BYTES = (1 << 63) - 1
 class PinHandle:
     """The effect of `pin`, `keep` or `exclude`, until `remove`; also a context manager.
 
-    It is false if umem holds none of the tensors: then it has no effect.
+    It is false if umem held none of the tensors when it was made, and after `remove`.
     """
 
     def __init__(self, what: str, numbers: list[int]) -> None:
@@ -208,7 +208,8 @@ def unpin(target: object) -> bool:
     """End the newest pin of each tensor of the target; return False if umem holds none of it.
 
     Raises:
-        StateError: umem is off, or no pin covers exactly the bytes of one of the tensors.
+        StateError: umem is off, or no pin covers exactly the bytes of one of the tensors; the pins
+            of the others have ended.
         ConfigError: no such target.
     """
     from ..base.native import core

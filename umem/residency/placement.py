@@ -107,10 +107,10 @@ def scope(name: str) -> Iterator[None]:
     a GPU. While umem is off, this has no effect.
 
     Raises:
-        ConfigError: the name is empty or contains a "/".
+        ConfigError: the name is empty, contains a "/", or cannot be printed.
     """
-    if not isinstance(name, str) or not name or "/" in name:
-        raise ConfigError(f'umem.scope({name!r}): allowed: a non-empty name without "/"')
+    if not isinstance(name, str) or not name or "/" in name or not name.isprintable():
+        raise ConfigError(f'umem.scope({name!r}): allowed: a non-empty, printable name without "/"')
     from ..base.native import core
 
     outer = core.set_scope("")

@@ -69,7 +69,11 @@ def tensors_in(target: object, what: str) -> list[Any]:
 
 def is_module(target: object) -> bool:
     """Return whether the target is like a torch.nn.Module."""
-    return hasattr(target, "named_parameters") and hasattr(target, "named_buffers")
+    return (
+        not isinstance(target, type)
+        and hasattr(target, "named_parameters")
+        and hasattr(target, "named_buffers")
+    )
 
 
 def _named(target: Any, name: str, what: str) -> Iterator[tuple[str, Any]]:
@@ -85,7 +89,11 @@ def _named(target: Any, name: str, what: str) -> Iterator[tuple[str, Any]]:
 
 def _members(target: Any, what: str) -> Iterator[tuple[str, Any]]:
     if isinstance(target, Mapping):
-        return ((str(key), value) for key, value in target.items())
+        # The text of a tensor, which is a key of an optimizer's states, is all of its values.
+        return (
+            (str(key) if isinstance(key, (str, int)) else str(i), value)
+            for i, (key, value) in enumerate(target.items())
+        )
     if is_module(target):
         return itertools.chain(target.named_parameters(), target.named_buffers())
     if hasattr(target, "__tensor_flatten__"):  # a wrapper around tensors, such as DTensor

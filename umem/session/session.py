@@ -18,7 +18,7 @@ from ..base import log as log_output
 from ..base.units import format_bytes
 from ..config import ranks
 from ..config.options import BY_NAME
-from ..config.settings import Settings, difference, load
+from ..config.settings import Settings, difference, differing, load
 from ..errors import ConfigError, StateError
 from ..integrations.torch.version import require_torch, torch_threads
 from ..policies.registry import name_of
@@ -50,6 +50,7 @@ class Session:
         self.attached = attached
         self.planner: StepPlanner | None = None  # runs at the end of each step
         self.leaving = False  # the process ends
+        self._ended = False
         self._parts = contextlib.ExitStack()
         self._routed = contextlib.ExitStack()
 
@@ -64,6 +65,8 @@ class Session:
         return self.attached.pool
 
     def __enter__(self) -> Session:
+        if self._ended:
+            raise StateError("this session has ended; call umem.enable() again")
         if self.pool is not None:
             import torch
 
@@ -110,6 +113,7 @@ class Session:
 
     def end(self) -> None:
         """Remove the parts; umem's memory and its attachment to torch stay."""
+        self._ended = True
         try:
             self._parts.close()
         finally:
@@ -134,7 +138,7 @@ def start(settings: Settings, add_parts: Callable[[Session], None] | None = None
     global _current
     with _lock:
         if _current is not None:
-            if _current.settings != settings:
+            if differing(_current.settings, settings):
                 raise StateError(difference(_current.settings, settings))
             return Session(settings, _current.attached)
         log_output.set_up(settings.log, ranks.name())
@@ -252,8 +256,11 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
 
     Raises:
         ConfigError: the budget is malformed or below the minimum.
+        OutOfMemoryError: pins and running operators hold more than the budget, which stays.
         StateError: umem is off.
     """
+    if budget is None:  # for an option, it would be the default
+        raise ConfigError("umem.set_budget(None): allowed: bytes, or text such as '8GiB'")
     with _lock:
         session = require_session("set_budget")
         asked = load({"budget": budget, "host_budget": host_budget})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from ..base.stats import Stats
@@ -32,10 +33,10 @@ def _ordinal(device: int | torch.device | str) -> int:
     from ..base.native import core
 
     refused = f"umem.stats({device!r}): allowed: a number, or a device as torch names it (cuda:1)"
-    if isinstance(device, int) and not isinstance(device, bool):
-        if not 0 <= device < 1 << 16:
+    if isinstance(device, Integral) and not isinstance(device, bool):
+        if not 0 <= (ordinal := int(device)) < 1 << 16:
             raise ConfigError(refused)
-        return device
+        return ordinal
     import torch
 
     if not isinstance(device, (str, torch.device)):
