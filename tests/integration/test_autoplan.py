@@ -15,7 +15,7 @@ from support.policies import Step, linear  # noqa: E402
 import umem  # noqa: E402
 from umem.base.device_profiles import DeviceProfile  # noqa: E402
 from umem.base.native import core  # noqa: E402
-from umem.policies.base import Fetch, Move, Plan  # noqa: E402
+from umem.policies.base import CandidateView, Fetch, Move, Plan  # noqa: E402
 from umem.session import recording_schedule  # noqa: E402
 from umem.trace.step_trace import Kind, StepTrace  # noqa: E402
 
@@ -150,6 +150,75 @@ def test_a_policy_that_raises_leaves_lru(
     assert record.getMessage() == message
     assert record.exc_info is not None  # with the traceback, so that its author finds the line
     assert record.exc_info[2] is not None
+
+
+def told(policy: Any) -> str:
+    """Return the summary of a program that is short of memory."""
+    summary = []
+
+    def work(net: torch.nn.Module, step: Step) -> list[float]:
+        result = plain(net, step)
+        summary.append(str(umem.summary()))
+        return result
+
+    assert losses(policy, work) == losses("lru", plain)
+    return summary[0]
+
+
+def test_the_summary_tells_that_a_policy_raised(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny, "plan", lambda *_: int("boom"))
+    assert "policy tiny raised ValueError: invalid literal" in (summary := told(tiny))
+    assert "'boom'; lru since step 2" in summary
+
+
+def test_a_policy_that_returns_no_plan_leaves_lru_and_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = []
+
+    def forgetful(trace: StepTrace, device: DeviceProfile, budget: int) -> None:
+        asked.append(Plan(trace))
+
+    words = "policy forgetful returned no plan; lru decides from now on"
+    with caplog.at_level(logging.WARNING, "umem"):
+        assert words in told(forgetful)
+    assert [record.getMessage() for record in caplog.records] == [words]
+    assert len(asked) == 1
+
+
+def test_a_policy_of_victims_needs_no_plan(caplog: pytest.LogCaptureFixture) -> None:
+    def silent(trace: StepTrace, device: DeviceProfile, budget: int) -> None: ...
+
+    asked = []
+
+    def victims(view: CandidateView, need: int) -> list[int]:
+        asked.append(need)
+        return []
+
+    vars(silent)["victims"] = victims
+    with caplog.at_level(logging.WARNING, "umem"):
+        assert "returned no plan" not in told(silent)
+    assert not caplog.records
+    assert asked
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (lambda _: [1, 2], "policy tiny returned a list; allowed: a umem.policies.Plan, or None"),
+        (lambda trace: Plan(trace, headroom="8MiB"), "the plan's headroom='8MiB'"),  # type: ignore[arg-type]
+        (lambda trace: Plan(trace, headroom=-5), "headroom: -5; allowed: 0 to"),
+    ],
+)
+def test_what_is_no_plan_leaves_lru(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, plan: Callable[[StepTrace], Any], words: str
+) -> None:
+    monkeypatch.setattr(tiny, "plan", lambda trace, *_: plan(trace))
+    summary = told(tiny)
+    assert "policy tiny raised PlanError: " in summary
+    assert words in summary
 
 
 def test_a_plan_without_effect_is_named_once(

@@ -128,6 +128,44 @@ def test_the_guard_judges_plans_again_for_another_budget(shuttle: Shuttle) -> No
         del step
 
 
+def boom(*_: object) -> Plan:
+    raise ValueError("boom")
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        (lambda *_: None, "it is None"),
+        (boom, "ValueError: boom"),
+        (lambda *_: 7, "PlanError: policy shuttle returned a int; allowed:"),
+        (lambda trace, *_: Plan(trace, evict=(Move(10**6, 0),)), "evict: Move(after=1000000, "),
+    ],
+)
+def test_a_bad_second_choice_is_none(
+    shuttle: Shuttle,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    second: object,
+    why: str,
+) -> None:
+    monkeypatch.setattr(shuttle, "second", second, raising=False)
+    with (
+        caplog.at_level(logging.WARNING, "umem"),
+        umem.enable(budget="64MiB", device="soft", policy=shuttle),
+    ):
+        step = layers()
+        _, costs = run(step, [64] * 12)
+        umem.set_budget("80MiB")
+        run(step, [64] * 12)
+        assert umem.stats().plans_rolled_back == 2  # planning goes on
+        assert shuttle.planned == 2
+        del step
+    assert [cost.bytes > 0 for cost in costs[2:4]] == [True, True]
+    assert all(cost == (0, 0) for cost in costs[-3:])
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"policy shuttle has no second choice: {why}")
+
+
 def test_a_policy_without_rollback_goes_on(
     shuttle: Shuttle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -25,7 +26,7 @@ def program() -> Iterator[Program]:
 
 
 def ask(victims: Victims) -> None:
-    _core.set_advisor(victim_callback(victims))
+    _core.set_advisor(victim_callback(victims, "mine"))
 
 
 def newest(view: CandidateView, need: int) -> list[int]:
@@ -178,6 +179,29 @@ def test_what_it_raises_is_told_once(
     assert len(told) == 2
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (None, "victims returned a NoneType; allowed: ids of view.blocks"),
+        (5, "victims returned a int;"),
+        ([1.0], "victims returned a list with a float;"),
+        ("ab", "victims returned a str with a str;"),
+    ],
+)
+def test_an_answer_that_is_no_ids_names_the_policy(answer: object, words: str) -> None:
+    rows = [(i, 4 * MIB, "activation", "conv", i, False) for i in range(2)]
+    with pytest.raises(TypeError, match=f"policy mine: {words}"):
+        victim_callback(lambda *_: answer, "mine")(rows, 0, 0, 0)  # type: ignore[arg-type]
+
+
+def test_an_endless_answer_ends(program: Program) -> None:
+    for name in "abcd":
+        program.take(name)
+    ask(lambda view, need: itertools.repeat(view.blocks[1].id))
+    program.take("e")
+    assert program.away() == {"b"}
+
+
 def test_it_may_use_umem_itself_and_is_not_asked_meanwhile(program: Program) -> None:
     for name in "abcd":
         program.take(name)
@@ -225,7 +249,7 @@ def test_other_threads_free_memory_with_the_interpreter_locked_meanwhile() -> No
                 for ptr in [_core.allocate(4 * MIB) for _ in range(3)]:
                     free(ptr, 4 * MIB, 0, None)
 
-        _core.set_advisor(victim_callback(victims))
+        _core.set_advisor(victim_callback(victims, "mine"))
         threads = [threading.Thread(target=churn) for _ in range(4)]
         kept = [_core.allocate(4 * MIB) for _ in range(6)]
         for thread in threads:
@@ -299,7 +323,7 @@ def test_what_it_costs(program: Program) -> None:
     _core.op_end(outer, "")
     assert len(calls) == 500
     rows = [(i, 4 * MIB, "activation", "conv", i, False) for i in range(1000)]
-    called = victim_callback(nobody)
+    called = victim_callback(nobody, "mine")
     begin = time.perf_counter_ns()
     for _ in range(20):
         called(rows, 0, 0, 0)

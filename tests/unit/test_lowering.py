@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umem.policies.base import Entries, Fetch, Move, Plan
-from umem.policies.lowering import lower
+from umem.policies.lowering import NothingToPlanError, lower
 from umem.trace.step_trace import Kind, StepTrace
 
 PAGE = 2 << 20
@@ -128,7 +128,7 @@ def test_allocations_in_their_order() -> None:
 
 
 def test_a_trace_without_large_tensors_has_no_plan() -> None:
-    with pytest.raises(ValueError, match="2 MiB"):
+    with pytest.raises(NothingToPlanError, match="2 MiB"):
         lower(Plan(trace([[0]], [P], small=[0])), nowhere)
 
 

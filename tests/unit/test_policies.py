@@ -186,7 +186,7 @@ def test_third_parties_bring_policies(bring: Any) -> None:
     [
         (
             (("third", "NoPolicy"),),
-            r"is a NoPolicy, not a policy: a policy has a `name`",
+            r"is a NoPolicy, not a policy: it has no method `plan\(",
         ),
         ((("third", "broken"),), r"cannot be made: RuntimeError\('boom'\)"),
         ((("third", "absent"),), r"does not load: AttributeError"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from support import page_blocks
 from support.steptraces import LINK, PAGE, Op, Tensor, step, training
 
 import umem
+from umem import policies
 from umem.config.settings import load
 from umem.errors import ConfigError, PlanError
 from umem.policies import Fetch, Move, Plan, Policy, WriteBack, check, registry
@@ -57,6 +60,32 @@ class Callable(Object):
         return 7
 
 
+class Short:
+    name = "short"
+
+    def plan(self, trace: StepTrace, budget: int) -> Plan:
+        return Plan(trace)
+
+
+class Numbered(Object):
+    name = 3  # type: ignore[assignment]
+
+
+class Nameless:
+    rollback = True
+
+    def plan(self, trace: StepTrace, device: object, budget: int) -> Plan:
+        return Plan(trace)
+
+
+class Called:
+    name = "by_its_name"
+    rollback = True
+
+    def __call__(self, trace: StepTrace, device: object, budget: int) -> Plan:
+        return Plan(trace)
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "of_a_test.py").write_text(SOURCE)
@@ -92,6 +121,44 @@ def test_objects_and_functions_are_policies() -> None:
     assert registry.make(called) is called
 
 
+def test_a_function_of_three_arguments_plans_also_if_all_have_defaults() -> None:
+    def defaults(step: Any = None, device: object = None, budget: int = 0) -> Plan:
+        return Plan(step)
+
+    for given in (defaults, lambda *a: Plan(a[0])):
+        assert registry.make(given).plan(TRACE, LINK, PAGE) is not None
+
+
+def test_what_has_no_name_is_named_after_its_class_and_keeps_its_attributes() -> None:
+    nameless: Any = registry.make(Nameless())
+    assert (nameless.name, nameless.rollback) == ("Nameless", True)
+    called: Any = registry.make(Called())
+    assert (called.name, called.rollback) == ("by_its_name", True)
+    assert not hasattr(called, "victims")
+
+
+def test_attributes_of_a_function_are_those_of_the_policy() -> None:
+    def given(trace: StepTrace, device: object, budget: int) -> Plan:
+        return Plan(trace)
+
+    def other(*_: object) -> None:
+        return None
+
+    extras = {"rollback": True, "second": other, "victims": other}
+    vars(given).update(extras)
+    policy = registry.make(given)
+    assert {name: getattr(policy, name) for name in extras} == extras
+
+
+def test_the_example_of_the_page_loads_without_its_simulations(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (example, *_) = page_blocks.blocks("docs/policies.md")
+    (place / "my_policies.py").write_text(example.text)
+    assert registry.make("my_policies.py:idle_first").name == "idle_first"
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -105,6 +172,8 @@ def test_objects_and_functions_are_policies() -> None:
         ("of_a_test:", "allowed: module:attribute or file.py:attribute"),
         (7, "7 is a int, not a policy"),
         (lambda trace: None, "is a function, not a policy"),
+        (Short(), r"is a Short, not a policy: it has no method `plan\(trace, device, budget\)`"),
+        (Numbered(), "is a Numbered, not a policy: it has no `name` of text"),
     ],
 )
 def test_what_is_no_policy_is_refused(place: Path, spec: object, words: str) -> None:
@@ -162,6 +231,10 @@ TRACE = step(
         ({"barriers": (1, 1)}, "barriers: an op is listed more than once"),
         ({"gated": True, "capacity": PAGE}, "occupancy: shape None"),
         ({"gated": True, "occupancy": np.zeros(4, np.int64), "capacity": -1}, "capacity: -1"),
+        ({"capacity": -1}, "capacity: -1; allowed: 0 to "),
+        ({"headroom": -5}, "headroom: -5; allowed: 0 to "),
+        ({"window": -3}, "window: -3; allowed: 0 to 1073741824"),
+        ({"occupancy": [0] * 3}, r"occupancy: shape \(3,\); allowed: one value per op, \(4,\)"),
     ],
 )
 def test_every_problem_is_named(fields: dict[str, object], words: str) -> None:
@@ -185,6 +258,55 @@ def test_a_sound_plan_has_no_problem() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"order": "LRU"}, "order='LRU': there is no .*allowed: 'lru' or 'fifo' or 'furthest'"),
+        ({"headroom": "8MiB"}, "headroom='8MiB': .*; allowed: a whole number"),
+        ({"headroom": float("nan")}, "headroom=nan"),
+        ({"window": 2.5}, r"window=2\.5"),
+        ({"evict": None}, r"evict=None: .*allowed: Move\(after, tensor\) with whole numbers"),
+        ({"evict": (Move(1.7, 0),)}, "evict=.*of type float64; allowed: Move"),  # type: ignore[arg-type]
+        ({"evict": [Move(0, 0), (0, 1, 2)]}, "evict="),
+        ({"evict": 7}, "evict=7"),
+        ({"fetch": [Move(0, 0)]}, r"fetch=.* its shape is \(1, 2\); allowed: Fetch\(after, by"),
+        ({"write_back": "auto"}, "write_back='auto'"),
+        ({"retain": (1.5,)}, r"retain=\(1\.5,\): .*; allowed: whole numbers"),
+        ({"barriers": None}, "barriers=None"),
+        ({"occupancy": np.full(4, np.nan)}, "occupancy=.*of type float64"),
+    ],
+)
+def test_a_field_of_another_kind_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=f"the plan's {words}"):
+        Plan(TRACE, **fields)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda *rows: [Move(*row) for row in rows],
+        lambda *rows: set(rows),
+        lambda *rows: (list(row) for row in rows),
+        lambda *rows: np.array(rows),
+        lambda *rows: np.array(rows, np.uint8),
+    ],
+)
+def test_entries_come_in_any_form(given: Any) -> None:
+    plan = Plan(
+        TRACE,
+        evict=given((0, 0), (2, 1)),
+        fetch=np.array([[1, 3, 0]]),  # type: ignore[arg-type]
+        retain={3},  # type: ignore[arg-type]
+        barriers=(op for op in (-1, 2)),  # type: ignore[arg-type]
+        occupancy=[0] * 4,  # type: ignore[arg-type]
+        gated=True,
+    )
+    assert set(plan.evict) == {Move(0, 0), Move(2, 1)}
+    assert (plan.fetch, plan.retain, plan.barriers) == ((Fetch(1, 3, 0),), (3,), (-1, 2))
+    assert check(plan) == []
+    assert sorted(lower(plan, lambda _: 0)["evict_tensor"]) == [0, 1]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"evict": (Move(4, 0),)},
@@ -194,6 +316,12 @@ def test_a_sound_plan_has_no_problem() -> None:
         {"retain": (4,)},
         {"read_mostly": (-1,)},
         {"barriers": (4,)},
+        {"fetch": (Fetch(0, 8, 0),)},
+        {"write_back": (WriteBack(0, 9, 0),)},
+        {"occupancy": np.zeros(3, np.int64)},
+        {"occupancy": None, "gated": True},
+        {"headroom": -1},
+        {"window": (1 << 30) + 1},
     ],
 )
 def test_an_index_out_of_range_is_refused_by_name(fields: dict[str, object]) -> None:
@@ -228,6 +356,42 @@ def test_a_function_with_a_native_name_plans() -> None:
         return Plan(trace)
 
     assert umem.simulate(trace, lru, budget="50%").plan_hits > 0
+
+
+class Victims:
+    name = "lru"
+
+    def __init__(self, *, plans: bool) -> None:
+        self.plans = plans
+
+    def plan(self, trace: StepTrace, device: object, budget: int) -> Plan | None:
+        return Plan(trace) if self.plans else None
+
+    def victims(self, view: object, need: int) -> list[int]:
+        raise AssertionError("asked in a simulation")
+
+
+def test_a_simulation_does_not_ask_for_victims_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(ConfigError, match="`victims` is asked in programs only, so its plan"):
+        umem.simulate(training(6), Victims(plans=False), budget="50%")
+    with caplog.at_level(logging.WARNING, "umem"):
+        umem.simulate(training(6), Victims(plans=True), budget="50%")
+    (record,) = caplog.records
+    assert record.getMessage() == "policy lru: `victims` is asked in programs only"
+
+
+def test_a_simulation_refuses_what_is_no_plan() -> None:
+    words = "policy <lambda> returned a list; allowed: a umem.policies.Plan, or None"
+    with pytest.raises(PlanError, match=words):
+        umem.simulate(training(6), lambda *_: [1], budget="50%")  # type: ignore[arg-type]
+
+
+def test_the_types_of_a_policys_arguments_are_in_the_package() -> None:
+    assert isinstance(TRACE, policies.StepTrace)
+    assert isinstance(LINK, policies.DeviceProfile)
+    assert TRACE.kind[0] == policies.Kind.PERSISTENT
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..base.device_profiles import DeviceProfile as DeviceProfile
+    from ..trace.step_trace import Kind as Kind
+    from ..trace.step_trace import StepTrace as StepTrace
     from .base import Candidate as Candidate
     from .base import CandidateView as CandidateView
     from .base import Fetch as Fetch
@@ -20,9 +23,8 @@ if TYPE_CHECKING:
     from .registry import names as names
 
 _HOMES = {
-    **dict.fromkeys(
-        ("Candidate", "CandidateView", "Fetch", "Move", "Plan", "Policy", "WriteBack"), "base"
-    ),
+    **dict.fromkeys(("Policy", "Plan", "Move", "Fetch", "WriteBack"), "base"),
+    **dict.fromkeys(("StepTrace", "Kind", "DeviceProfile", "Candidate", "CandidateView"), "base"),
     "capacity": "default.occupancy",
     "check": "plan_check",
     "names": "registry",

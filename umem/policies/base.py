@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import index
 from typing import (
     Any,
     Generic,
@@ -12,13 +14,15 @@ from typing import (
     Protocol,
     TypeAlias,
     TypeVar,
+    get_args,
     runtime_checkable,
 )
 
 import numpy as np
 
 from ..base.device_profiles import DeviceProfile
-from ..trace.step_trace import Ints, StepTrace
+from ..errors import PlanError, shown
+from ..trace.step_trace import Ints, Kind, StepTrace  # noqa: F401 - Kind for `umem.policies`
 
 Order = Literal["lru", "fifo", "furthest"]
 
@@ -87,6 +91,62 @@ class Entries(Sequence[Entry], Generic[Entry]):
     __hash__ = None  # type: ignore[assignment]
 
 
+ENTRIES: dict[str, type[Move] | type[Fetch] | type[WriteBack]] = {  # by the plan's field
+    "evict": Move,
+    "evict_first": Move,
+    "fetch": Fetch,
+    "write_back": WriteBack,
+}
+
+
+def _whole(given: Any) -> Ints:
+    column = isinstance(given, Sequence) or hasattr(given, "__array__")
+    array = np.asarray(given if column else tuple(given))
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"it has values of type {array.dtype}")
+    return array.astype(np.int64, copy=False)
+
+
+def _entries(kind: Any, given: Any) -> Sequence[Any]:
+    if isinstance(given, Entries):
+        return given
+    rows = _whole(given)
+    if rows.size == 0:
+        return ()
+    if rows.shape[1:] != (len(kind._fields),):
+        raise ValueError(f"its shape is {rows.shape}")
+    return Entries(kind, *rows.T)
+
+
+def _order(given: object) -> object:
+    if given not in get_args(Order):
+        raise ValueError("there is no such order")
+    return given
+
+
+# For each field what is allowed, and the function that reads it.
+_FORMS: dict[str, tuple[str, Callable[[Any], object]]] = {
+    **{
+        field: (
+            f"{kind.__name__}({', '.join(kind._fields)}) with whole numbers, or rows of them",
+            partial(_entries, kind),
+        )
+        for field, kind in ENTRIES.items()
+    },
+    **dict.fromkeys(
+        ("retain", "read_mostly", "barriers"),
+        ("whole numbers", lambda given: tuple(map(index, given))),
+    ),
+    **dict.fromkeys(("capacity", "window", "headroom"), ("a whole number", index)),
+    "gated": ("True or False", bool),
+    "occupancy": (
+        "one whole number for each op, or None",
+        lambda given: None if given is None else _whole(given),
+    ),
+    "order": (" or ".join(map(repr, get_args(Order))), _order),
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Moves for each step like `trace`, as indices of its ops and tensors.
@@ -95,6 +155,11 @@ class Plan:
     plan leaves out happen on demand: an op's absent inputs are fetched before it, and under
     pressure the engine evicts in `order`. A wrong plan costs time, never a result. `check` finds
     entries without effect.
+
+    Entries may be tuples or rows of an array, and come from any iterable.
+
+    Raises:
+        PlanError: a field has a value of another kind; the message names the field.
     """
 
     trace: StepTrace
@@ -113,6 +178,16 @@ class Plan:
     window: int = 0  # tensors used next, this many, are not evicted under pressure
     headroom: int = 0  # bytes kept free by evicting before memory is short
     barriers: tuple[int, ...] = ()  # ops after which compute waits for all moves
+
+    def __post_init__(self) -> None:
+        for field, (allowed, read) in _FORMS.items():
+            given = getattr(self, field)
+            try:
+                object.__setattr__(self, field, read(given))
+            except (TypeError, ValueError) as error:
+                raise PlanError(
+                    f"the plan's {field}={shown(given)}: {error}; allowed: {allowed}"
+                ) from error
 
 
 class Candidate(NamedTuple):
@@ -146,10 +221,14 @@ class Policy(Protocol):
     group `umem.policies`. A policy may also have `victims(view, need)`, which returns under
     pressure the ids of the units to evict, in that order; and `rollback = True`: in a program, a
     plan whose first steps are worse than those of lru is rolled back. If the policy has
-    `second(trace, device, budget)`, that returns another plan for the trace, which is tried first.
+    `second(trace, device, budget)`, that returns another plan for the trace, which is tried first,
+    or None. Programs ask `victims` and `second`; simulations and replays do not.
     """
 
     name: str
 
     def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan | None:
-        """Return the plan for steps like `trace`; None if the native policy needs no plan."""
+        """Return the plan for steps like `trace`.
+
+        None ends planning: from then on lru decides, after `victims` if the policy has it.
+        """

@@ -18,6 +18,11 @@ from ..trace.step_trace import Bools, Ints, Kind, StepTrace
 from .base import Entries, Entry, Fetch, Move, Plan, WriteBack
 from .plan_check import out_of_range
 
+
+class NothingToPlanError(PlanError):
+    """No op of the step uses a tensor of 2 MiB or more."""
+
+
 ORDERS = {"lru": 0, "fifo": 1, "furthest": 2}
 Columns = dict[str, Ints | int]
 
@@ -39,8 +44,9 @@ def lower(plan: Plan, address: Callable[[TensorIndex], int], *, alone: bool = Fa
     `alone`, as in a replay, has no other kind: it begins with the allocation of these tensors.
 
     Raises:
-        PlanError: the plan names an op or a tensor that the step does not have.
-        ValueError: the trace has no access to a large tensor.
+        PlanError: the plan names an op or a tensor that the step does not have, or a number in it
+            is out of range.
+        NothingToPlanError: the trace has no access to a large tensor.
     """
     problem = out_of_range(plan)
     if problem:
@@ -49,7 +55,7 @@ def lower(plan: Plan, address: Callable[[TensorIndex], int], *, alone: bool = Fa
     trace = plan.trace
     ops = _Ops(trace)
     if ops.count == 0:
-        raise ValueError("no op of the trace uses a tensor of 2 MiB or more: there is no plan")
+        raise NothingToPlanError("no op uses a tensor of 2 MiB or more: there is nothing to plan")
     large = np.flatnonzero(trace.large)
     tensor = np.full(trace.n_tensors + 1, -1, np.int64)  # -1, no tensor, stays -1
     tensor[large] = np.arange(len(large))
@@ -77,10 +83,10 @@ def lower(plan: Plan, address: Callable[[TensorIndex], int], *, alone: bool = Fa
         "waits": ops.after(np.array(plan.barriers, np.int64)),
         "occupancy": ops.most(plan),
         "gated": int(plan.gated),
-        "capacity": int(plan.capacity),
+        "capacity": plan.capacity,
         "order": ORDERS[plan.order],
-        "window": int(plan.window),
-        "headroom": int(plan.headroom),
+        "window": plan.window,
+        "headroom": plan.headroom,
     }
 
 
@@ -174,7 +180,7 @@ class _Ops:
         if plan.occupancy is None:
             return np.zeros(0, np.int64)
         first = np.searchsorted(self.index, np.arange(self.count))
-        return np.maximum.reduceat(plan.occupancy.astype(np.int64), first)
+        return np.maximum.reduceat(plan.occupancy, first)
 
 
 def _cut_blocks(trace: StepTrace) -> Ints:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ..base.units import format_bytes
+from ..errors import PlanError
 from ..trace.step_trace import Kind, StepTrace
-from .base import Fetch, Move, Plan, WriteBack
+from .base import ENTRIES, Fetch, Move, Plan, Policy, WriteBack
 
 _LARGE = "only tensors of 2 MiB or more move alone"
+_BYTES = np.iinfo(np.int64).max // 4
+_MOST = {"window": 1 << 30, "headroom": _BYTES, "capacity": _BYTES}  # that native code takes
 
 
 def check(plan: Plan) -> list[str]:
     """Return every problem of a plan, each with its entry; empty for a sound plan.
 
-    An index out of range makes the plan unusable: lowering refuses it. Every other problem is an
-    entry without effect, or with an unintended one: the engine leaves it out, and fetches bytes
+    The whole plan is refused with `PlanError` if an op, a tensor or a number is out of range
+    (`by` and `until` included), or if `occupancy` has not one value per op. Every other problem is
+    an entry without effect, or with an unintended one: the engine leaves it out, and fetches bytes
     that are needed on demand. Call it while you write a policy. In a program and in a
     simulation, plans of policies that are not umem's own are checked, and problems are logged.
     """
@@ -39,16 +43,24 @@ def _problems(plan: Plan) -> Iterator[str]:
     for field, entries, problem_of in checks:
         for entry in entries:
             if problem := problem_of(trace, entry):
-                yield f"{field}: {_written(entry)}: {problem}"
+                yield f"{field}: {entry!r}: {problem}"
     if len(set(plan.barriers)) != len(plan.barriers):
         yield "barriers: an op is listed more than once"
-    yield from _of_gate(plan)
+    yield from _of_fields(plan)
 
 
-def _written(entry: Any) -> str:
-    """Return the entry as text with plain numbers, for any kind of integers."""
-    plain = [int(number) for number in entry] if isinstance(entry, tuple) else int(entry)
-    return repr(type(entry)(*plain) if isinstance(plain, list) else plain)
+def as_plan(policy: Policy, returned: object) -> Plan | None:
+    """Return the answer of a policy's `plan` or `second`.
+
+    Raises:
+        PlanError: it is neither a plan nor None.
+    """
+    if returned is None or isinstance(returned, Plan):
+        return returned
+    raise PlanError(
+        f"policy {policy.name} returned a {type(returned).__name__}; allowed: a "
+        "umem.policies.Plan, or None"
+    )
 
 
 def _of_move(trace: StepTrace, move: Move) -> str:
@@ -82,15 +94,15 @@ def _of_write_back(trace: StepTrace, entry: WriteBack) -> str:
     return problem
 
 
-def _of_gate(plan: Plan) -> Iterator[str]:
-    if not plan.gated:
-        return
-    if plan.occupancy is None or plan.occupancy.shape != (plan.trace.n_ops,):
-        shape = None if plan.occupancy is None else plan.occupancy.shape
-        wanted = (plan.trace.n_ops,)
-        yield f"occupancy: shape {shape}; a gated plan needs one value per op: {wanted}"
-    if plan.capacity < 0:
-        yield f"capacity: {plan.capacity}; allowed: 0 bytes or more"
+def _of_fields(plan: Plan) -> Iterator[str]:
+    """Yield problems of numbers and of the occupancy, each of which makes the plan unusable."""
+    for field, most in _MOST.items():
+        value = getattr(plan, field)
+        if not 0 <= value <= most:
+            yield f"{field}: {value}; allowed: 0 to {most}"
+    shape, wanted = getattr(plan.occupancy, "shape", None), (plan.trace.n_ops,)
+    if shape != wanted and (plan.gated or shape is not None):
+        yield f"occupancy: shape {shape}; allowed: one value per op, {wanted}"
 
 
 def _op(trace: StepTrace, op: int) -> str:
@@ -133,26 +145,25 @@ def _writes(trace: StepTrace, entry: WriteBack) -> list[int]:
 
 
 def out_of_range(plan: Plan) -> str | None:
-    """Return the first entry with an op or a tensor that the step does not have; None without one.
+    """Return the first problem that makes a plan unusable; None without one.
 
     Part of lowering: it reads indices only, in time linear in the plan.
     """
     n, m = plan.trace.n_ops, plan.trace.n_tensors
-    moves: tuple[tuple[str, Sequence[Move | Fetch | WriteBack], int], ...] = (
-        ("evict", plan.evict, 2),
-        ("evict_first", plan.evict_first, 2),
-        ("fetch", plan.fetch, 3),
-        ("write_back", plan.write_back, 3),
-    )
-    for field, entries, width in moves:
-        after, *_, tensor = np.asarray(entries, np.int64).reshape(-1, width).T
-        bad = np.flatnonzero((after < -1) | (after >= n) | (tensor < 0) | (tensor >= m))
-        if len(bad):
-            one = _written(entries[int(bad[0])])
-            return f"{field}: {one}: the step has ops 0 to {n - 1} and tensors 0 to {m - 1}"
+    last = {"by": 2 * n - 1, "until": 2 * n}
+    for field, kind in ENTRIES.items():
+        entries = getattr(plan, field)
+        columns = np.asarray(entries, np.int64).reshape(-1, len(kind._fields)).T
+        (after, *_, tensor), allowed = columns, f"ops 0 to {n - 1} and tensors 0 to {m - 1}"
+        bad = (after < -1) | (after >= n) | (tensor < 0) | (tensor >= m)
+        for end in last.keys() & set(kind._fields):
+            bad |= columns[1] > last[end]
+            allowed += f", and `{end}` is at most {last[end]}"
+        if bad.any():
+            return f"{field}: {entries[int(bad.argmax())]!r}: the step has {allowed}"
     for field, tensors in (("retain", plan.retain), ("read_mostly", plan.read_mostly)):
         if beyond := [tensor for tensor in tensors if not 0 <= tensor < m]:
             return f"{field}: tensor {beyond[0]}: the step has tensors 0 to {m - 1}"
     if beyond := [op for op in plan.barriers if not -1 <= op < n]:
         return f"barriers: op {beyond[0]}: the step has ops 0 to {n - 1}"
-    return None
+    return next(_of_fields(plan), None)

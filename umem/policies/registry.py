@@ -159,40 +159,60 @@ def _imported(module: str) -> object:
 
 
 def _as_policy(given: object, origin: str) -> Policy:
-    """Return `given` if it is a policy; else call a factory, or wrap a plan function."""
-    from .base import Policy
-
+    """Return `given` if it is a policy; else call a factory, or wrap what only has a plan."""
     made = given
-    if isinstance(given, Policy) and not isinstance(given, type):
-        pass
-    elif isinstance(given, type) or (callable(given) and _takes(given, 0)):
+    if isinstance(given, type) or (_plan_of(given) is None and _takes(given, 0)):
         try:
             made = cast("Callable[[], object]", given)()
         except Exception as error:  # a stranger's code
             raise ConfigError(f"the policy {origin} cannot be made: {error!r}") from error
-    elif callable(given) and _takes(given, 3):
-        return _Function(cast("Callable[..., Any]", given))
-    if isinstance(made, Policy) and isinstance(made.name, str):
-        return made
+    plan = _plan_of(made)
+    if plan is not None and (plan is made or not hasattr(made, "name")):
+        return _Wrapped(made, plan)
+    if plan is not None and isinstance(getattr(made, "name", None), str):
+        return cast("Policy", made)
+    lacks = "method `plan(trace, device, budget)`" if plan is None else "`name` of text"
     raise ConfigError(
-        f"{origin} is a {type(made).__name__}, not a policy: a policy has a `name` and a method "
-        f"`plan(trace, device, budget)` (docs/policies.md); allowed: {ALLOWED}"
+        f"{origin} is a {type(made).__name__}, not a policy: it has no {lacks} (docs/policies.md); "
+        f"allowed: {ALLOWED}"
     )
 
 
-def _takes(function: Callable[..., object], count: int) -> bool:
+def _plan_of(given: object) -> Callable[..., Any] | None:
+    """Return what plans: the method `plan`, or else the object itself; None if nothing can."""
+    plan = getattr(given, "plan", given)
+    # A compiled method may have no signature.
+    takes = _takes(plan, 3, unknown=plan is not given)
+    return cast("Callable[..., Any]", plan) if takes else None
+
+
+def _takes(function: object, count: int, unknown: bool = False) -> bool:
+    """Return whether a callable takes so many arguments; `unknown` if it has no signature."""
     import inspect
 
     try:
-        inspect.signature(function).bind(*[None] * count)
-    except (TypeError, ValueError):  # other arguments, or a callable without a signature
+        signature = inspect.signature(cast("Callable[..., object]", function))
+    except TypeError:  # it is no callable
+        return False
+    except ValueError:
+        return unknown
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
         return False
     return True
 
 
-class _Function:
-    """A function `plan(trace, device, budget)` as a policy; its name is the function's."""
+class _Wrapped:
+    """A plan function, or an object without a name, as a policy.
 
-    def __init__(self, plan: Callable[..., Any]) -> None:
-        self.name = str(getattr(plan, "__name__", "function"))
-        self.plan = plan
+    Args:
+        given: has the policy's other attributes, and its name or its type's.
+        plan: makes the plans.
+    """
+
+    def __init__(self, given: object, plan: Callable[..., Any]) -> None:
+        self.name, self.plan = name_of(given), plan
+        for attribute in ("rollback", "second", "victims"):
+            if hasattr(given, attribute):
+                setattr(self, attribute, getattr(given, attribute))

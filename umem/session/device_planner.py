@@ -9,7 +9,6 @@ import logging
 import time
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ..base import current_device
@@ -24,12 +23,11 @@ from .planned_step import PlannedStep
 from .recording_schedule import RecordingSchedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..base.device_profiles import DeviceProfile
     from ..layout.layout import Layout
     from ..policies.base import Plan, Policy
     from ..trace.step_trace import StepTrace
+    from .installed_plans import SparePlan
     from .meter import Cost
     from .plan_judge import Verdict
     from .step_recording import StepRecording
@@ -70,6 +68,7 @@ class DevicePlanner:
         self._last = 0  # the plan that the step before followed
         self._recorded: PlannedStep | None = None  # the last one
         self._reported = False  # problems of a plan were logged
+        self._spare_refused = False  # and that there is no spare plan
         self._followed: Counter[int] = Counter()  # steps, by the plan
         self._looks: set[int] = set()  # plans whose rates are due to be compared
         self._due: set[int] = set()  # plans that lost their resident layouts
@@ -201,7 +200,7 @@ class DevicePlanner:
 
     def _made(
         self, trace: StepTrace, step: PlannedStep, resident: Layout | None
-    ) -> tuple[Plan | None, Callable[[], Plan] | None]:
+    ) -> tuple[Plan | None, SparePlan | None]:
         """Return the policy's plan for the step as policies get it, and its spare plan's maker.
 
         Args:
@@ -209,6 +208,8 @@ class DevicePlanner:
             step: the recorded step.
             resident: a layout whose memory is no part of the plan.
         """
+        from ..policies.plan_check import as_plan
+
         device = current_device.for_plans(step.device)
         budget, moving = step.budget, trace
         if trace.peak_bytes > budget:
@@ -217,13 +218,39 @@ class DevicePlanner:
             budget, moving = budget - resident.bytes, resident.without(trace)
 
         def whole(plan: Plan) -> Plan:
-            return replace(plan, trace=trace.pieces)
+            return plan if resident is None else replace(plan, trace=trace.pieces)
 
-        plan = self._policy.plan(moving, device, budget)
-        second = getattr(self._policy, "second", None)
-        if plan is None or resident is None:
-            return plan, second and partial(second, moving, device, budget)
-        return whole(plan), second and (lambda: whole(second(moving, device, budget)))
+        def spare() -> Plan | None:
+            made = self._second_choice(moving, device, budget)
+            return made and whole(made)
+
+        plan = as_plan(self._policy, self._policy.plan(moving, device, budget))
+        return plan and whole(plan), spare if hasattr(self._policy, "second") else None
+
+    def _second_choice(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan | None:
+        """Return another plan of the policy; None if it has none that can be carried out."""
+        from ..policies.plan_check import as_plan, check, out_of_range
+
+        plan: Plan | None = None
+        try:
+            plan = as_plan(self._policy, self._policy.second(trace, device, budget))  # type: ignore[attr-defined]
+            why = "it is None" if plan is None else out_of_range(plan)
+        except BaseException as error:
+            if core.is_interrupt(error):
+                raise
+            why = f"{type(error).__name__}: {error}"
+        if plan is not None and why is None:
+            if not registry.is_built_in(self._policy):
+                self._report_problems(check(plan))
+            return plan
+        if not self._spare_refused:
+            _log.warning("policy %s has no second choice: %s", self._policy.name, why)
+        self._spare_refused = True
+        return None
+
+    @property
+    def _judged(self) -> bool:
+        return bool(getattr(self._policy, "rollback", False))
 
     def _device(self) -> DeviceProfile:
         profile = current_device.profile(self._number)
@@ -282,7 +309,7 @@ class DevicePlanner:
             self._report_problems(check(plan))
         try:
             columns = lowering.lower(plan, places.__getitem__)
-        except ValueError as error:
+        except lowering.NothingToPlanError as error:
             self.not_planned(str(error))
             return
         number = self._plans.install(columns, plan, spare, recorded, trace)
@@ -296,7 +323,7 @@ class DevicePlanner:
             len(plan.evict) + len(plan.evict_first) + len(plan.fetch),
         )  # fmt: skip
         self._layouts.planned(number, recorded.trace, recorded.budget, resident)
-        if getattr(self._policy, "rollback", False):
+        if self._judged:
             self._begin_trial(number, without, recorded.device, spare)
 
     def _recorded_step(self) -> PlannedStep | None:
@@ -314,7 +341,7 @@ class DevicePlanner:
         number: int,
         without: Cost | None,
         device: DeviceProfile,
-        spare: Callable[[], Plan] | None,
+        spare: SparePlan | None,
     ) -> None:
         """Begin to compare the plan, its spare plan and lru in its steps."""
         if self._judge is None:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..base.native import core
 from .plan_judge import Choice
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
     from ..policies.base import Plan
     from ..policies.lowering import Columns
     from ..trace.step_trace import StepTrace
     from .planned_step import PlannedStep
+
+    SparePlan: TypeAlias = Callable[[], Plan | None]  # makes it, unless there is none
 
 
 class _Installed(NamedTuple):
     step: PlannedStep
     trace: StepTrace  # as the policy got it
     plan: Plan
-    spare: Callable[[], Plan] | None
+    spare: SparePlan | None
     choice: Choice = Choice.FIRST  # that its steps follow
     rolled_back: bool = False  # at some time, so that native code counted it
 
@@ -30,7 +34,7 @@ class _Installed(NamedTuple):
 
         plan = self.plan
         if choice is Choice.SECOND and self.spare is not None:
-            plan = self.spare()
+            plan = self.spare() or plan  # then lru comes next
         elif choice is Choice.NONE:
             plan = Plan(self.plan.trace, read_mostly=self.plan.read_mostly)
         return lower(plan, lambda _: 0)
@@ -53,7 +57,7 @@ class InstalledPlans:
         self._plans.clear()
 
     def install(
-        self, columns: Columns, plan: Plan, spare: Callable[[], Plan] | None, step: PlannedStep,
+        self, columns: Columns, plan: Plan, spare: SparePlan | None, step: PlannedStep,
         trace: StepTrace,
     ) -> int:  # fmt: skip
         """Install a plan, which programs follow from now on; return its number.
@@ -103,9 +107,7 @@ class InstalledPlans:
         found = self._plans.get(number)
         return (found.step, found.trace) if found and found.choice is Choice.FIRST else None
 
-    def replace(
-        self, number: int, plan: Plan, spare: Callable[[], Plan] | None, step: PlannedStep
-    ) -> None:
+    def replace(self, number: int, plan: Plan, spare: SparePlan | None, step: PlannedStep) -> None:
         """Replace a plan by another one for the same steps."""
         made = self._plans[number]._replace(step=step, plan=plan, spare=spare)
         core.replace_plan(number, made.columns(Choice.FIRST), self._device)

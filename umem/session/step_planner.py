@@ -19,6 +19,7 @@ from ..base.untraced import untraced
 from ..config import ranks
 from ..config.options import BY_NAME
 from ..config.settings import Settings, refusal
+from ..policies import registry
 from .device_planner import DevicePlanner
 from .layouts import Layouts
 from .step_recording import StepRecording
@@ -58,6 +59,7 @@ class StepPlanner:
         self._planners: dict[int, DevicePlanner] = {}  # by device
         self._steps = 0
         self._off = policy is None
+        self._ended = ""  # why nothing is planned any more
         self._busy = False  # at the end of a step
         core.set_step_listener(untraced(self.step_ended))
 
@@ -112,9 +114,14 @@ class StepPlanner:
         return self._planners[device].planned if device in self._planners else None
 
     def why_unplanned(self) -> str:
-        """Return why steps had no plan: the most frequent reason; empty without one."""
+        """Return why steps had no plan: why planning ended, or else the most frequent reason.
+
+        Empty without one.
+        """
         if self._policy is None:
             return ""
+        if self._ended:
+            return self._ended
         if self._steps == 0:
             return "no steps were seen, so nothing is planned: umem.step() marks the end of one"
         unplanned: Counter[str] = Counter()
@@ -139,10 +146,11 @@ class StepPlanner:
                 raise
             if self._off:  # turned off meanwhile
                 return
+            name, kind = self._policy.name, type(error).__name__
             _log.warning(
-                "policy %s raised %s; falling back to lru: %s",
-                self._policy.name, type(error).__name__, error, exc_info=error,
-            )  # fmt: skip
+                "policy %s raised %s; falling back to lru: %s", name, kind, error, exc_info=error
+            )
+            self._ended = f"policy {name} raised {kind}: {error}; lru since step {self._steps}"
             core.set_advisor(None)
             self._plan_no_more()
 
@@ -171,6 +179,9 @@ class StepPlanner:
             return
         if not all(planner.makes_plans for planner in planners):
             self._plan_no_more()
+            if not registry.is_built_in(policy) and not hasattr(policy, "victims"):
+                self._ended = f"policy {policy.name} returned no plan; lru decides from now on"
+                _log.warning("%s", self._ended)
             return
         self._record(any(planner.schedule.wants_step for planner in planners))
         for planner in planners:
@@ -217,10 +228,11 @@ def start(settings: Settings, policy: Policy | None) -> StepPlanner | None:
     follower = _follower(settings)
     if policy is None and file is None and follower is None:
         return None
-    if (victims := getattr(policy, "victims", None)) is not None:
+    if policy is not None and (victims := getattr(policy, "victims", None)) is not None:
         from ..policies.victim_callback import victim_callback
 
-        core.set_advisor(untraced(victim_callback(victims)))  # `StepPlanner.stop` takes it back
+        # `StepPlanner.stop` takes it back.
+        core.set_advisor(untraced(victim_callback(victims, policy.name)))
     return StepPlanner(policy, settings.layout, file, follower)
 
 

@@ -26,7 +26,7 @@ from ..errors import ConfigError, PlanError, TraceError
 from ..policies import registry
 from ..policies.base import Plan, PlanFunction, Policy
 from ..policies.lowering import lower
-from ..policies.plan_check import check
+from ..policies.plan_check import as_plan, check
 from ..trace import origin
 from ..trace.device_split import DeviceSplit
 from ..trace.event_columns import by_step
@@ -49,6 +49,7 @@ REPEATS = 6  # steps at most until two in a row are equal
 FINER = 2  # shares of updates on the host are tried at half the distance so many times
 STEADY = 1e-3  # the share by which they may differ
 _ADDRESSED = 1 << 40  # bytes of a step that a replay finds addresses for, at any budget it needs
+_VICTIMS = "`victims` is asked in programs only"
 _PLANNED = 1 << 50  # bytes of a step's tensors together; planning takes columns of their pieces
 
 
@@ -165,7 +166,7 @@ def replay_step(
 
     Raises:
         ConfigError: no such policy, or a bad `repeats`.
-        PlanError: the step is larger than any that can be planned.
+        PlanError: the step is larger than any that can be planned, or the plan is refused.
         OutOfMemoryError: device and host budget cannot hold the step.
         StateError: umem is on in this process, or another replay runs.
     """
@@ -471,8 +472,7 @@ def _replay(
     tensors = np.arange(step.n_tensors)
     # As in a program, where small tensors lie shows before the step is planned. The columns of
     # updates on the host name tensors, which are not put into segments then.
-    native = policy.name in core.policies()
-    in_segments = not (native or step.large.all() or step.updates is not None)
+    in_segments = not (_is_native(policy) or step.large.all() or step.updates is not None)
     if in_segments:
         ample = 2 * step.peak_bytes + FLOOR_PAGES * PAGE_BYTES
         options = _options("planned", device, ample, host_budget)
@@ -515,27 +515,34 @@ def _small_addresses(replay: core.Replay, step: StepTrace) -> Ints:
 
 
 def _plan(policy: Policy, step: StepTrace, device: DeviceProfile, budget: int) -> Plan | None:
-    plan = policy.plan(step, device, budget)
+    plan = as_plan(policy, policy.plan(step, device, budget))
     if plan is not None and not registry.is_built_in(policy):
         for problem in check(plan):
             _log.warning("the plan of policy %s: %s", policy.name, problem)
+        if hasattr(policy, "victims"):
+            _log.warning("policy %s: %s", policy.name, _VICTIMS)
     return plan
 
 
-def _native_name(policy: Policy, plan: Plan | None) -> str:
+def _is_native(policy: Policy) -> bool:
     from ..base.native import core
 
+    return registry.is_built_in(policy) and policy.name in core.policies()
+
+
+def _native_name(policy: Policy, plan: Plan | None) -> str:
     if plan is not None:
         return "planned"
-    if policy.name in core.policies():
+    if _is_native(policy):
         return policy.name
     raise _no_plan(policy)
 
 
 def _no_plan(policy: Policy) -> ConfigError:
+    why = f"{_VICTIMS}, so " if hasattr(policy, "victims") else ""
     return ConfigError(
-        f"the policy {policy.name!r} made no plan for this step, and there is no native policy of "
-        "that name: its plan() must return a Plan to be replayed"
+        f"the policy {policy.name!r} made no plan for this step, and is no native policy: "
+        f"{why}its plan() must return a Plan to be replayed"
     )
 
 

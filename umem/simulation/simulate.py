@@ -46,8 +46,8 @@ def simulate(
 
     Raises:
         ConfigError: no such policy or device, or a malformed budget.
-        PlanError: the program cannot be run on tensors without data, or the plan names an op or a
-            tensor that the step has not.
+        PlanError: the program cannot be run on tensors without data, or the policy returned no
+            `Plan`, or one that is refused (docs/policies.md).
         TraceError: the file is no valid trace.
         StateError: umem is on in this process, or another simulation runs.
     """
