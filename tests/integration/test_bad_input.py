@@ -51,12 +51,15 @@ def test_enable_twice() -> None:
 
 
 def test_a_session_is_entered_before_its_end_only() -> None:
-    session = umem.enable(budget="32MiB", device="soft")
-    with session, umem.enable(budget="32MiB", device="soft"):
+    session, other = (umem.enable(budget="32MiB", device="soft") for _ in range(2))
+    with session, other:
         pass
-    with pytest.raises(StateError, match=r"ended; call umem.enable\(\) again"), session:
-        pass
-    assert not umem.is_enabled()
+    for _ in range(2):
+        for ended in (session, other):
+            with pytest.raises(StateError, match=r"ended; call umem.enable\(\) again"), ended:
+                pass
+        umem.enable(budget="64MiB", device="soft")
+    umem.disable()
 
 
 def test_policies_are_the_same_if_they_are_one_object() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
+from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from umem.capture import autocast, cuda_calls, program, script  # noqa: E402
 from umem.capture.tracer import Tracer  # noqa: E402
@@ -55,6 +59,9 @@ CALLS: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "scatter_add": (
         lambda x, w, i: torch.scatter_add(x, 0, i, w), (HALF, torch.float32, INDEX),
     ),
+    "mv": (lambda x, w: torch.mv(x, w.sum(0)), (torch.float32, torch.float32)),
+    "avg_pool3d": (lambda x: F.avg_pool3d(x.view(1, 2, 2, 2, 2), 2), (HALF,)),
+    "padding": (lambda x: F.pad(x.unsqueeze(0), (1, 1), mode="reflect"), (HALF,)),
     "in double precision": (lambda x: torch.softmax(x, -1), (torch.float64,)),
 }  # fmt: skip
 
@@ -103,14 +110,91 @@ def test_autocast_of_the_cpu_stays_its_own() -> None:
     assert planned(call, types) == torch.float32
     with torch.autocast("cpu", dtype=HALF):  # and outside of plans
         assert torch.ones(4, dtype=HALF).softmax(0).dtype == HALF
+        assert F.avg_pool3d(torch.ones(1, 1, 2, 2, 2, dtype=HALF), 2).dtype == torch.float32
     assert planned(call, types, "cpu") == HALF
 
 
-def test_each_listed_operator_differs_between_the_devices() -> None:
+@pytest.mark.parametrize(("on_cuda", "expected"), [(True, torch.float32), (False, HALF)])
+def test_the_type_of_a_tensors_device_names_the_gpu(on_cuda: bool, expected: Any) -> None:
+    found = []
+
+    def make() -> Callable[[], None]:
+        x = torch.ones(4, 4, dtype=HALF, device="cuda" if on_cuda else None)
+
+        def step() -> None:
+            with torch.autocast("cuda", enabled=False):
+                x.softmax(0)
+            with torch.autocast(x.device.type, dtype=HALF):
+                found.append(x.softmax(0).dtype)
+
+        return step
+
+    program.trace(make)
+    assert set(found) == {expected}
+
+
+# Operators that only one device casts, and whose casts plans leave as on the CPU: they are made of
+# others or kernels of a GPU's library, promote without help, or have no half precision on a GPU.
+LEFT = re.compile(
+    r"_?convolution(\.deprecated)?|_?cudnn_\w+|.*\.dim(name|_DimnameList)|.*\.Dimname|"
+    r"_scaled_dot_product_\w+|_thnn_fused_\w+|addcdiv|addcmul|"
+    r"atan2|einsum|(frobenius_|nuclear_)?norm(\.\w+)?|.*(fft|linalg|cholesky|lu_|quantile|svd|qr).*|"
+    r"_addmm_activation|_grid_sampler\w+|_lu_\w+|_native_multi_head_attention|cat|stack|"
+    r"conv\dd\.padding|cross_entropy_loss|ctc_loss\.\w+|fake_quantize\w+|geqrf|grid_sampler_\dd|"
+    r"index_copy|inverse|mkldnn_rnn_layer|multilabel_margin_loss_forward|or[gm]qr|pinverse|polar|"
+    r"i?stft(\.\w+)?|triangular_solve|view_as_complex"
+)
+
+
+def test_operators_that_one_device_casts_are_listed() -> None:
+    """A new version of torch may cast others."""
+    cast = {device: operators_cast(f"Autocast{device}") for device in ("CPU", "CUDA")}
+    listed = {
+        "CUDA": {*autocast.FLOAT32, *autocast.RESULT_FLOAT32, *autocast.WIDEST, *autocast.HALF},
+        "CPU": {*autocast.AS_GIVEN},
+    }
+    assert listed["CUDA"] - {"rms_norm"} <= cast["CUDA"] - cast["CPU"]  # not in torch 2.11
+    assert listed["CPU"] <= cast["CPU"] - cast["CUDA"]
+    for one in (cast["CUDA"] - cast["CPU"], cast["CPU"] - cast["CUDA"]):
+        others = one - listed["CUDA"] - listed["CPU"]
+        assert {name for name in others if not LEFT.fullmatch(name)} == set()
+
+
+def operators_cast(key: str) -> set[str]:
+    """Names of ATen's operators that have a kernel for a dispatch key."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    for name in (*autocast.FLOAT32, *autocast.RESULT_FLOAT32, *autocast.WIDEST):
-        assert has(f"aten::{name}", "AutocastCUDA"), name
-        assert not has(f"aten::{name}", "AutocastCPU"), name
+    found = set()
+    for schema in torch._C._jit_get_all_schemas():
+        name = f"{schema.name}.{schema.overload_name}".removesuffix(".")
+        with contextlib.suppress(RuntimeError):  # one of TorchScript only
+            if name.startswith("aten::") and has(name, key):
+                found.add(name.removeprefix("aten::"))
+    return found
+
+
+@pytest.mark.parametrize("device", ["cuda", None])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_recompute_in_the_same_types(reentrant: bool, device: str | None) -> None:
+    found = []
+
+    def block(x: Any) -> Any:
+        y = (x @ x).softmax(-1)
+        found.append(y.dtype)
+        return y * y
+
+    def make() -> Callable[[], None]:
+        x = torch.ones(8, 8, requires_grad=True, device=device)
+
+        def step() -> None:
+            with torch.autocast("cuda", dtype=HALF):
+                y = checkpoint(block, x, use_reentrant=reentrant)
+            y.sum().backward()
+
+        return step
+
+    program.trace(make)
+    assert len(found) == 2 * program.STEPS
+    assert set(found) == {torch.float32}
 
 
 def attention(explicit: bool) -> Callable[[], Any]:
@@ -174,6 +258,55 @@ def test_an_optimizer_made_before_a_move_updates_the_moved_parameters(move: str)
     assert all(held)  # whoever has the parameter has the moved one
 
 
+def test_deferred_weights_are_made_where_they_are_needed() -> None:
+    def make() -> Any:
+        with torch.device("meta"):
+            net = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False))
+        net[1].weight = net[0].weight
+        net.to_empty(device="cuda")
+        assert net[1].weight is net[0].weight
+        x = torch.ones(8, 256, device="cuda")
+        return net, lambda: net(x).sum().backward()
+
+    weights = [b.bytes for b in program.trace(make).blocks.values() if b.tag == "param"]
+    assert weights == [256 * 256 * 4]
+
+
+def test_a_wrapper_of_tensors_is_cast_inside_too() -> None:
+    found = []
+
+    def make() -> Any:
+        net: Any = nn.Linear(64, 64, bias=False)
+        net.weight = nn.Parameter(TwoTensor(torch.ones(64, 64), torch.ones(64, 64)))
+        net.half()
+        found.append((net.weight.dtype, net.weight.a.dtype, net.weight.b.dtype))
+        return net, lambda: net.weight * 1
+
+    program.trace(make)
+    assert found == [(torch.half,) * 3]
+
+
+def test_a_module_may_move_in_its_own_way() -> None:
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.ones(64, 64)
+
+        def _apply(self, fn: Any, recurse: bool = True) -> Any:
+            self.table = fn(self.table)
+            return super()._apply(fn, recurse)
+
+    found = []
+
+    def make() -> Any:
+        net = nn.Sequential(Cached()).half()
+        found.append(net[0].table.dtype)
+        return net, lambda: None
+
+    program.trace(make)
+    assert found == [torch.half]
+
+
 def test_gradients_move_with_their_parameters() -> None:
     found = []
 
@@ -206,7 +339,8 @@ begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
 for _ in range(3):
     begin.record()
     cuda.nvtx.range_push("step")
-    with cuda.stream(cuda.Stream()):
+    with cuda.device(0), cuda.Stream(), cuda.stream(cuda.Stream()):
+        assert cuda.current_stream() == cuda.default_stream()
         x.record_stream(cuda.current_stream())
         net(x).sum().backward()
     optimizer.step()
@@ -243,12 +377,25 @@ async def not_yet() -> None:
     pass
 
 
+def gives_what_is_not_yet() -> object:
+    return not_yet
+
+
+def gives_a_generator() -> object:
+    def step() -> Iterator[None]:
+        yield
+
+    return step
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (ends, "setting the program up raised SystemExit: 0"),
         (ends_in_a_step, "a step raised SystemExit: 0"),
-        (not_yet, "returned a coroutine; allowed: a step"),
+        (not_yet, "the function returned a coroutine; allowed: a step"),
+        (gives_what_is_not_yet, "the step returned a coroutine, which has not run"),
+        (gives_a_generator, "the step returned a generator, which has not run"),
     ],
 )
 def test_a_program_that_ends_or_waits_is_an_error(make: Callable[[], object], words: str) -> None:

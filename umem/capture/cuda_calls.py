@@ -14,7 +14,7 @@ from .scope import Scope
 _NOTHING = (
     "empty_cache", "init", "ipc_collect", "reset_accumulated_memory_stats",
     "reset_max_memory_allocated", "reset_max_memory_cached", "reset_peak_memory_stats",
-    "set_device", "set_stream", "synchronize",
+    "set_device", "set_per_process_memory_fraction", "set_stream", "synchronize",
 )  # fmt: skip
 _BYTES = ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved")
 # All GPUs that umem has a profile of can do what these have.
@@ -26,10 +26,11 @@ _PROPERTIES = SimpleNamespace(
 )  # fmt: skip
 
 
-class _Event:
-    """An event or a stream: all work is done when it is asked for."""
+class _Event(contextlib.nullcontext[None]):
+    """An event, or a stream or device as a context: all work is done when it is asked for."""
 
     def __init__(self, *_args: object, **_kwargs: object) -> None:
+        super().__init__()
         self.device, self.stream_id, self.cuda_stream = torch.device("cpu"), 0, 0
 
     def _nothing(self, *_args: object, **_kwargs: object) -> None:
@@ -51,18 +52,18 @@ def replacements(scope: Scope) -> list[tuple[Any, str, Any]]:
     """Return owners, names and values of what answers without a GPU."""
     answers: dict[str, Any] = dict.fromkeys(_BYTES, 0) | {
         "current_device": 0,
-        "current_stream": _Event(),
-        "default_stream": _Event(),
+        **dict.fromkeys(("current_stream", "default_stream"), _Event()),
         "get_device_capability": _CAPABILITY,
         "get_device_name": _PROPERTIES.name,
         "get_device_properties": _PROPERTIES,
         "is_bf16_supported": True,
+        "memory_summary": "",
         "mem_get_info": (_MEMORY, _MEMORY),
         "stream": contextlib.nullcontext(),
         **dict.fromkeys(_NOTHING),
     }
     calls = [(torch.cuda, name, _answer(value)) for name, value in answers.items()]
-    classes = [(torch.cuda, name, _Event) for name in ("Event", "Stream")]
+    classes = [(torch.cuda, name, _Event) for name in ("Event", "Stream", "device")]
 
     def set_default_device(device: Any) -> None:
         scope.default_cuda = is_cuda(device)

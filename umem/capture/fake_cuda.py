@@ -23,7 +23,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..trace.schema import Op
-from . import autocast, cuda_calls, grouping, list_parts, source_lines
+from . import autocast, cuda_calls, grouping, list_parts, module_moves, source_lines
 from .cuda_calls import is_cuda
 from .dispatch import FunctionMode
 from .list_parts import Groups
@@ -44,7 +44,7 @@ def like_cuda(scope: Scope) -> Iterator[FakeTensorMode]:
     """Enter a fake tensor mode, with torch behaving as on a machine with a GPU."""
     with contextlib.ExitStack() as stack:
         ways = _LikeCuda(scope)
-        autocast_init = stack.enter_context(autocast.of_cuda())
+        autocast_init = stack.enter_context(autocast.of_cuda(scope))
         for owner, name, value in (
             *_replacements(ways),
             *cuda_calls.replacements(scope),
@@ -71,7 +71,7 @@ def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
         (functional, "scaled_dot_product_attention", ways.attention),
         (torch._VF, "dropout", _dropout),
         (torch, "rms_norm", ways.rms_norm),
-        (nn.Module, "_apply", _apply),
+        (nn.Module, "_apply", module_moves.apply()),
         (nn.Module, "compile", lambda _self, *_args, **_kwargs: None),
         (torch, "compile", _uncompiled),
     ]
@@ -114,28 +114,6 @@ def _in_parts(groups: Groups) -> Groups:
 def _uncompiled(model: Any = None, **_options: Any) -> Any:
     """Return the model as it is: fused kernels cannot be seen, so eager ops are planned."""
     return (lambda function: function) if model is None else model
-
-
-def _apply(self: nn.Module, fn: Callable[[_Tensor], _Tensor], recurse: bool = True) -> nn.Module:
-    """Move a module as torch does outside of fake tensors: parameters keep their identity.
-
-    An optimizer that was made before the move, and all that has a parameter, has the moved one.
-    torch would swap fake parameters, which it cannot do with tensors that have weak references.
-    """
-    for part in self.modules() if recurse else (self,):
-        for name, parameter in part._parameters.items():
-            if parameter is None:
-                continue
-            gradient = parameter.grad
-            with torch.no_grad():
-                parameter.data = fn(parameter)
-                if gradient is not None:
-                    parameter.grad = fn(gradient)
-            part.register_parameter(name, parameter)  # the scope learns the new memory's role
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                part._buffers[name] = fn(buffer)
-    return self
 
 
 class _LikeCuda(FunctionMode):

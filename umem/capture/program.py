@@ -93,7 +93,7 @@ def trace(
         step = tracer.begin(lambda: program(make, tracer.scope))
         for _ in range(steps):
             with explained("a step"):
-                step()
+                _check_ran(step())
             tracer.end_step()
         return tracer.finish()
 
@@ -128,9 +128,24 @@ def parts(made: object) -> tuple[nn.Module | None, Callable[[], object]]:
             pass  # callable, but not without arguments
         case _ if callable(made):
             return None, made
-    if inspect.iscoroutine(made):
-        made.close()  # it would warn that it was never awaited
+    _close(made)
     raise PlanError(f"the function returned {_shape(made)}; allowed: {FORMS}")
+
+
+def _check_ran(returned: object) -> None:
+    if _close(returned):
+        raise PlanError(
+            f"the step returned {_shape(returned)}, which has not run; allowed: a function that "
+            "trains on one batch before it returns"
+        )
+
+
+def _close(returned: object) -> bool:
+    """Close a coroutine, which would warn that it was never awaited, or a generator."""
+    if not (inspect.iscoroutine(returned) or inspect.isgenerator(returned)):
+        return False
+    returned.close()
+    return True
 
 
 @contextlib.contextmanager

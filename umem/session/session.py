@@ -50,7 +50,6 @@ class Session:
         self.attached = attached
         self.planner: StepPlanner | None = None  # runs at the end of each step
         self.leaving = False  # the process ends
-        self._ended = False
         self._parts = contextlib.ExitStack()
         self._routed = contextlib.ExitStack()
 
@@ -65,7 +64,7 @@ class Session:
         return self.attached.pool
 
     def __enter__(self) -> Session:
-        if self._ended:
+        if _current is None or _current.attached is not self.attached:
             raise StateError("this session has ended; call umem.enable() again")
         if self.pool is not None:
             import torch
@@ -113,7 +112,6 @@ class Session:
 
     def end(self) -> None:
         """Remove the parts; umem's memory and its attachment to torch stay."""
-        self._ended = True
         try:
             self._parts.close()
         finally:
