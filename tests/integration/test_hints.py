@@ -336,7 +336,7 @@ def test_what_is_no_tensor_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"umem\.tensors"):
         umem.where([torch.ones(3)])
     for bad in ({}, {"tag": "weight"}, {"min_bytes": "12 parsecs"}, {"max_bytes": -1},
-                {"min_bytes": 9, "max_bytes": 8}):  # fmt: skip
+                {"min_bytes": 9, "max_bytes": 8}, {"predicate": 3}):  # fmt: skip
         with pytest.raises(ConfigError):
             umem.exclude(**bad)
     with pytest.raises(ConfigError, match="allowed: param"):

@@ -179,6 +179,7 @@ def test_what_is_refused_says_why_and_moves_nothing(on: None) -> None:
         (lambda: umem.sleep(["kv"]), "'kv'; allowed: param, grad"),
         (lambda: umem.sleep([]), "no tag; allowed"),
         (lambda: umem.wake("kv"), "umem.wake"),
+        (lambda: umem.wake(3), "allowed: a list of tags"),  # type: ignore[arg-type]
     ):
         with pytest.raises(ConfigError, match=words):
             call()

@@ -220,8 +220,9 @@ def test_what_lives_past_the_step_goes_round() -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ConfigError, match="repeats=0"):
-        replay.replay_step(cyclic_step(), "lru", LINK, 8 * PAGE, repeats=0)
+    for repeats in (0, 2.5, True, None):
+        with pytest.raises(ConfigError, match=f"repeats={repeats}: .*allowed: a whole number"):
+            replay.replay_step(cyclic_step(), "lru", LINK, 8 * PAGE, repeats=repeats)
     with pytest.raises(ConfigError, match="did you mean lru"):
         replay.replay_step(cyclic_step(), "lur", LINK, 8 * PAGE)
 

@@ -269,6 +269,8 @@ def exclude(
         raise ConfigError(
             "umem.exclude() needs a target, tag=, min_bytes=, max_bytes= or predicate="
         )
+    if predicate is not None and not callable(predicate):
+        raise ConfigError(f"umem.exclude(predicate={predicate!r}): allowed: a function")
     least = _size("min_bytes", min_bytes, 0)
     most = _size("max_bytes", max_bytes, _MAX_BYTES)
     if least > most:

@@ -120,6 +120,8 @@ def _names(call: str, tags: Iterable[str] | None) -> list[str]:
     known = core.tags()
     if tags is None:
         return known
+    if not isinstance(tags, Iterable):
+        raise ConfigError(f"umem.{call}(tags={tags!r}): allowed: a list of tags, or None")
     names = [tags] if isinstance(tags, str) else list(tags)
     unknown = [name for name in names if name not in known]
     if unknown or not names:

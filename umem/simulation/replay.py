@@ -22,7 +22,7 @@ from ..base import collector
 from ..base.device_profiles import DeviceProfile
 from ..base.progress import Advance, ignore, over, progress
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
-from ..errors import ConfigError, PlanError, TraceError
+from ..errors import ConfigError, PlanError, TraceError, shown
 from ..policies import registry
 from ..policies.base import Plan, PlanFunction, Policy
 from ..policies.lowering import lower
@@ -459,8 +459,10 @@ def _replay(
 ) -> Result:
     from ..base.native import core
 
-    if repeats < 1:
-        raise ConfigError(f"repeats={repeats}: the figures are of a repeat; allowed: 1 and up")
+    if type(repeats) is not int or repeats < 1:
+        raise ConfigError(
+            f"repeats={shown(repeats)}: the figures are of a repeat; allowed: a whole number from 1"
+        )
     if (total := step.bytes.sum(dtype=np.float64)) > _PLANNED:
         raise PlanError(
             f"the step's tensors have {format_bytes(int(total))} together; allowed: "
