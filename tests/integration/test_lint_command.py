@@ -48,7 +48,7 @@ def reads():
     return lambda: x.sum().item()
 
 def moves():
-    os.chdir("/")
+    os.chdir("data")
     return make_step()
 """
 
@@ -91,11 +91,13 @@ def test_text(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert (Path.cwd() / f"{program}.py").read_text() == PROGRAM
 
 
-def test_lines_are_relative_to_the_folder_of_the_command(
-    program: str, capsys: pytest.CaptureFixture[str]
+def test_lines_and_each_run_of_the_program_are_relative_to_the_folder_of_the_command(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["lint", f"{program}:moves"]) == 0
-    assert f" {program}.py:9: 2 tensors of equal values" in capsys.readouterr().out
+    (tmp_path / "data").mkdir()
+    for options in ((), ("--values",), ("--apply",)):
+        assert cli.main(["lint", f"{program}:moves", *options]) == 0
+        assert f" {program}.py:9: 2 tensors of equal values" in capsys.readouterr().out
 
 
 def test_applying_is_checked(program: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import signal
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 from support import schemas
 
-from umem.cli import main
+from umem.cli import doctor, main
 from umem.cli.run import misplaced
 from umem.policies import registry
 
@@ -186,6 +188,15 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         ("train.py", b"#!/bin/sh\n", 0o755, True),
         ("train", b"print(1)\n", 0o755, True),
         ("train.sh", b"#!/bin/sh\n", 0o644, True),  # Python's error is as good as any other
+        ("train", b"#!python\n", 0o755, True),  # as in a wheel
+        ("train", b"#!/usr/bin/env\tpython3\n", 0o755, True),
+        ("train", b"#!/usr/bin/env -S PYTHONHASHSEED=0 python3 -u\n", 0o755, True),
+        ("train", b"#!/usr/bin/env python3\r\n", 0o755, True),
+        ("train", b"#! /opt/pypy/bin/pypy3", 0o755, True),
+        ("train", b"#!/usr/bin/env -S uv run --script\n", 0o755, False),
+        ("train", b"#!/usr/bin/env -S micromamba run -n x python\n", 0o755, False),
+        ("train", b"#!/bin/sh python \n", 0o755, False),
+        ("train", b"#!\n", 0o755, False),
     ],
 )
 def test_a_program_that_is_not_python_is_executed_itself(
@@ -197,6 +208,30 @@ def test_a_program_that_is_not_python_is_executed_itself(
         main(["run", name, "--x"])
     program = [sys.executable, name] if by_python else [str(tmp_path / name)]
     assert started == [*program, "--x"]
+
+
+@pytest.mark.parametrize("options", [[], ["--report", "r.html"]])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"#!/no/such/interpreter\n", "No such file or directory"),
+        (b"#!/bin/sh\r\necho\n", "No such file or directory"),
+        (b"\x7fELF, and no more", "Exec format error"),
+    ],
+)
+def test_a_program_that_the_system_refuses_is_one_line(
+    content: bytes, reason: str, options: list[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "train"
+    program.write_bytes(content)
+    program.chmod(0o755)
+    assert main(["run", *options, "train"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"umem run: {program}: cannot be executed: {reason}; ")
+    assert printed.err.count("\n") == 1
 
 
 def test_a_folder_is_a_program_with_a_main_module_only(tmp_path: Path, started: list[str]) -> None:
@@ -230,15 +265,44 @@ def test_two_traces_of_a_run_are_an_error(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("length", [10, 1 << 20])  # the second is longer than any buffer
 def test_output_that_cannot_be_written_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    length: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(doctor, "main", lambda _: print("x" * length))
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        assert main(["estimate", "--params", "1e9"]) == 2
+        assert main(["doctor"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("umem: the output cannot be written: No space left on device; ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EPIPE, errno.EACCES])
+def test_another_error_of_the_system_adds_nothing_to_the_output(
+    code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_: object) -> int:
+        raise OSError(code, "spoilt")
+
+    monkeypatch.setattr(doctor, "main", fails)
+    with pytest.raises(OSError, match="spoilt"):
+        main(["doctor"])
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("errors", "written"), [("strict", b"?.py \n"), ("surrogateescape", b"\xff.py \n")]
+)
+def test_names_of_files_keep_their_bytes_where_python_keeps_them(
+    errors: str, written: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "main", lambda _: print("\udcff.py "))
+    binary = io.BytesIO()
+    stdout = io.TextIOWrapper(binary, encoding="ascii", errors=errors)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    main(["doctor"])
+    assert binary.getvalue() == written
 
 
 def test_run_a_module(tmp_path: Path) -> None:

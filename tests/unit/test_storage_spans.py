@@ -117,6 +117,11 @@ def test_names_and_shared_tensors() -> None:
     assert len(parts(empty, "x")) == 2
 
 
+def test_members_have_the_names_of_their_keys_and_those_of_tensors_a_position() -> None:
+    target = {("b", 1): Tensor((1,)), 1: Tensor((2,)), Tensor(): Tensor((3,))}
+    assert [part.name for part in parts(target, "x")] == ["('b', 1)", "1", "2"]
+
+
 def test_a_wrapper_is_what_it_holds() -> None:
     inner = Tensor()
     (part,) = parts([Wrapper(inner)], "x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,18 +31,36 @@ def can_hold(folder: Path) -> bool:
 def replacing(target: Path, refused: type[UmemError]) -> Iterator[Path]:
     """Give a path next to the target, whose file becomes the target only when it is complete.
 
+    A link stays, and so does the mode of an existing file. The path is the target itself if that
+    cannot be replaced: a pipe, or a file in a folder that this process cannot write to.
+
     Raises:
         refused: the file cannot be written, or the body raises it, with the path named `target`.
     """
-    part = target.with_name(f".{os.getpid()}.{target.name}")  # the suffix is kept
+    place = Path(os.path.realpath(target))
+    part = place.with_name(f".{os.getpid()}.{target.name}")  # the suffix is kept
+    if _is_written_itself(place):
+        part = target
     try:
         yield part
-        part.replace(target)
+        if part != target:
+            if place.is_file():
+                shutil.copymode(place, part)
+            part.replace(place)
     except OSError as error:
+        if error.filename not in (None, str(part), str(place)):  # such as one that the body reads
+            raise
         reason = error.strerror or error
         raise refused(f"{target}: {reason}; name a file that can be written") from None
     except refused as error:
         raise refused(str(error).replace(str(part), str(target))) from None
     finally:
-        with contextlib.suppress(OSError):  # it was moved, or never made
-            part.unlink()
+        if part != target:
+            with contextlib.suppress(OSError):  # it was moved, or never made
+                part.unlink()
+
+
+def _is_written_itself(path: Path) -> bool:
+    if not os.path.exists(path) or path.is_dir():
+        return False
+    return not (path.is_file() and can_hold(path.parent))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import io
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from ..errors import UmemError, did_you_mean
 from .base import Command
 
 COMMANDS = ("run", "plan", "estimate", "lint", "doctor", "demo", "replay", "report", "trace", "top")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
             finally:  # also after --help: errors of the interpreter's last flush cannot be caught
                 sys.stdout.flush()
         except OSError as error:
-            if not _stdout_fails():
+            if not _is_of_stdout(error):
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if isinstance(error, BrokenPipeError):
@@ -51,22 +54,39 @@ def _prepare_streams() -> None:
     """Discard output whose stream is closed, such as that of a cron job or a daemon.
 
     A program that `umem run` starts finds them closed, as it would without umem. Characters that
-    the encoding of stdout lacks are replaced, as those of stderr are by Python.
+    the encoding of stdout lacks are replaced, as those of stderr are by Python, unless Python or
+    its user chose otherwise: in the C locale, names of files keep their bytes.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a caller of `main` may have replaced it
+    # A caller of `main` may have replaced it.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")
 
 
-def _stdout_fails() -> bool:
-    """Return whether an error was one of stdout; others are errors like any other."""
+def _is_of_stdout(error: OSError) -> bool:
+    """Return whether the error is one of stdout, without output; others are errors like any other.
+
+    Text that could not be written is still buffered, unless it was longer than the buffer. Then
+    the kind of the error decides: the errors of other files that commands write name the file.
+    """
     try:
-        print(flush=True)
+        sys.stdout.flush()
     except OSError:
         return True
-    return False
+    if isinstance(error, BrokenPipeError):
+        return _nobody_reads_stdout()
+    return error.errno in _FULL and error.filename is None
+
+
+def _nobody_reads_stdout() -> bool:
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout, 0)
+    except OSError:  # a caller's object without a descriptor
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 @contextlib.contextmanager
@@ -79,7 +99,7 @@ def _answer_alone() -> Iterator[None]:
     answer = os.dup(1)
     os.dup2(sys.stderr.fileno(), 1)
     with (
-        os.fdopen(answer, "w", encoding=sys.stdout.encoding, errors="replace") as stream,
+        os.fdopen(answer, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors) as stream,
         contextlib.redirect_stdout(stream),
     ):
         yield

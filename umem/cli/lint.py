@@ -88,11 +88,18 @@ def _lint(args: argparse.Namespace) -> tuple[LintReport, Checked | None]:
 
     if args.script:
         return findings.lint_script(Path(args.script[0]), args.script[1:]), None
-    make = entry.find(args.program, Path.cwd())
-    report = findings.lint(make)
-    if args.values or args.apply:
-        report = apply.with_values(make, report)
-    return report, apply.check(make, report.findings) if args.apply else None
+    made = entry.find(args.program, Path.cwd())
+    # The function is called several times: each call starts where its file's import ended.
+    with program.folder_kept() as folder:
+
+        def make() -> object:
+            os.fchdir(folder)
+            return made()
+
+        report = findings.lint(make)
+        if args.values or args.apply:
+            report = apply.with_values(make, report)
+        return report, apply.check(make, report.findings) if args.apply else None
 
 
 def _text(report: LintReport, checked: Checked | None, everything: bool) -> Iterator[str]:

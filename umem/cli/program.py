@@ -53,14 +53,14 @@ def refuse_script(args: argparse.Namespace, command: str) -> None:
 
 
 @contextlib.contextmanager
-def folder_kept() -> Iterator[None]:
-    """Return to the working directory after a program, which may change it.
+def folder_kept() -> Iterator[int]:
+    """Return to the working directory after a program, which may change it; give its descriptor.
 
     Relative paths of the command line, and lines of the program, depend on it.
     """
     folder = os.open(".", os.O_PATH)  # even one that was deleted, or that cannot be read
     try:
-        yield
+        yield folder
     finally:
         os.fchdir(folder)
         os.close(folder)

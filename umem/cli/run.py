@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -58,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     """Replace this process by the program; return only after `--report`.
 
     Raises:
-        ConfigError: a bad option, or no such script.
+        ConfigError: a bad option, no such script, or one that the system cannot execute.
         NotSupportedError: umem cannot work here, so the program is not started.
     """
     given = settings.given_arguments(args)
@@ -79,7 +78,8 @@ def main(args: argparse.Namespace) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     if report is None:
-        os.execvpe(command[0], command, environment)
+        with run_report.starting(command):
+            os.execvpe(command[0], command, environment)
     return run_report.run(command, environment, report, given)
 
 
@@ -146,8 +146,16 @@ def _is_native(name: str) -> bool:
     except OSError:  # Python could not read it either
         return True
     if head.startswith(b"#!"):
-        return re.search(rb"[/ ]python[^/ ]*\s", head) is None
+        return not _interpreter_named(os.fsdecode(head)).startswith(("python", "pypy"))
     return head.startswith(b"\x7fELF")
+
+
+def _interpreter_named(line: str) -> str:
+    """Return the name, without its folder, of the interpreter in a script's first line."""
+    first, *others = line[2:].split() or [""]
+    if Path(first).name == "env":  # its options and variables come first
+        first = next((word for word in others if word[0] != "-" and "=" not in word), "")
+    return Path(first).name
 
 
 def _interpreter() -> list[str]:

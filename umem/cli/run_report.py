@@ -41,6 +41,9 @@ def run(
     """Run the program, write the page, and return the program's exit code.
 
     Without a page the code is 1 if the program's is 0; the reason goes to stderr.
+
+    Raises:
+        ConfigError: the system cannot execute the command.
     """
     with tempfile.TemporaryDirectory(prefix="umem-report-") as folder:
         trace = Path(folder, "trace.jsonl.gz")
@@ -58,6 +61,23 @@ def run(
     return _exit_code(code)
 
 
+@contextlib.contextmanager
+def starting(command: Sequence[str]) -> Iterator[None]:
+    """Explain why the system cannot execute the command.
+
+    Raises:
+        ConfigError: instead of the system's error.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{command[0]}: cannot be executed: {error.strerror}; a script's first line must name "
+            "an interpreter that exists, without a carriage return at its end, and a binary must "
+            "be whole and of this machine's architecture"
+        ) from None
+
+
 def _exit_code(code: int) -> int:
     """Return the exit code as a shell reports it; that of a signal is negative here."""
     return code if code >= 0 else 128 - code
@@ -65,7 +85,9 @@ def _exit_code(code: int) -> int:
 
 def _program(command: Sequence[str], environment: dict[str, str]) -> int:
     """Run the program as a child that receives this process's signals; return its exit code."""
-    with subprocess.Popen(command, env=environment) as child, _handed_on(child):
+    with starting(command):
+        child = subprocess.Popen(command, env=environment)
+    with child, _handed_on(child):
         return child.wait()
 
 

@@ -91,7 +91,7 @@ def _members(target: Any, what: str) -> Iterator[tuple[str, Any]]:
     if isinstance(target, Mapping):
         # The text of a tensor, which is a key of an optimizer's states, is all of its values.
         return (
-            (str(key) if isinstance(key, (str, int)) else str(i), value)
+            (str(i) if hasattr(key, "untyped_storage") else str(key), value)
             for i, (key, value) in enumerate(target.items())
         )
     if is_module(target):
