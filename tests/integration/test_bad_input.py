@@ -62,6 +62,24 @@ def test_a_session_is_entered_before_its_end_only() -> None:
     umem.disable()
 
 
+def test_an_interrupt_while_umem_is_turned_off_leaves_it_off() -> None:
+    def interrupted() -> None:
+        umem.disable()  # as a signal handler may
+        raise KeyboardInterrupt
+
+    session = umem.enable(budget="32MiB", device="soft")
+    kept = blocks(4)
+    session.at_end(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        umem.disable()
+    assert not umem.is_enabled()
+    assert intact(kept)
+    with umem.enable(budget="32MiB", device="soft"):
+        before = umem.stats().allocs
+        assert intact(blocks(4))
+        assert umem.stats().allocs > before
+
+
 def test_policies_are_the_same_if_they_are_one_object() -> None:
     class Odd:
         name = "odd"

@@ -15,7 +15,9 @@ from support import forkserver
 torch = pytest.importorskip("torch")
 
 import umem  # noqa: E402
+from umem.base.native import core  # noqa: E402
 from umem.capture import list_parts  # noqa: E402
+from umem.integrations.torch import list_ops  # noqa: E402
 
 MIB = 1 << 20
 SIDE, LAYERS = 724, 8  # 2 MiB a weight
@@ -190,6 +192,19 @@ def test_tensors_of_other_devices_are_left_alone() -> None:
         large = torch.zeros(8 * MIB)
         assert parts_of([torch.zeros(4 * MIB, device="meta") for _ in range(4)]) == [4]
         del large
+
+
+def test_each_device_has_its_own_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = {0: 6, 1: 12}
+    monkeypatch.setattr(
+        core, "stats", lambda device: {"budget_bytes": 8, "peak_live_bytes": peaks[device]}
+    )
+    hooks = list_ops.ListOps("cuda")
+    try:
+        most = [hooks._most(torch.device("cuda", device)) for device in peaks]
+    finally:
+        hooks.remove()
+    assert most == [0, 8 // list_ops._SHARE]  # 18 bytes of 16 together
 
 
 def test_torch_has_its_own_functions_afterwards() -> None:

@@ -32,8 +32,8 @@ for step in range(5):
 def start(folder: Path, end: str, *options: str) -> subprocess.Popen[str]:
     (folder / "train.py").write_text(TRAIN + end)
     return subprocess.Popen(
-        [sys.executable, "-m", "umem", "run", "--device", "soft", "--budget", "32MiB",
-         "--policy", "lru", *options, "--report", "r.html", "train.py"],
+        [sys.executable, "-m", "umem", "run", "--device", "soft", "--policy", "lru", *options,
+         "--report", "r.html", "train.py"],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={key: value for key, value in os.environ.items() if not key.startswith("UMEM")},
     )  # fmt: skip
@@ -47,7 +47,7 @@ def data_of(page: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_ends_with_a_page_of_its_last_step(tmp_path: Path) -> None:
-    run = start(tmp_path, "")
+    run = start(tmp_path, "", "--budget", "32MiB")
     out, err = run.communicate(timeout=120)
     assert run.returncode == 0, err
     assert "step 4" in out
@@ -74,12 +74,14 @@ def test_a_run_ends_with_a_page_of_its_last_step(tmp_path: Path) -> None:
 def test_a_program_that_fails_keeps_its_exit_code_and_has_its_page(
     end: str, code: int, words: str, tmp_path: Path
 ) -> None:
-    run = start(tmp_path, end)
+    run = start(tmp_path, end)  # within the budget of a device that has a host budget too
     _, err = run.communicate(timeout=120)
     assert run.returncode == code, err
     assert words in err
     assert "umem run: report: r.html" in err
-    assert data_of(tmp_path / "r.html")[0]["ops"] > 20
+    (data,) = data_of(tmp_path / "r.html")
+    assert data["ops"] > 20
+    assert 64 << 20 < data["budget"] < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_signal_reaches_the_program(tmp_path: Path) -> None:

@@ -168,6 +168,15 @@ def test_discarded_memory_is_given_back_where_memory_is_short(core: Core) -> Non
     assert core.trims == 1  # not at every check: it waits for the device
 
 
+def test_a_device_may_be_opened_while_memory_is_trimmed(
+    core: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core.row = memory(0, 8 * GIB, 8 * GIB, dropped=1 * GIB)
+    other = {**memory(4 * GIB, 8 * GIB, 0), "device": 1}
+    monkeypatch.setattr(core, "device_memory", lambda: [core.row, *([other] * core.trims)])
+    assert AutoBudget(8 * MIB, lambda total: 2 * GIB).look()
+
+
 def test_discarded_memory_lets_no_budget_grow() -> None:
     band = Band(512 * MIB)
     full = memory(0, 4 * GIB, 4 * GIB, dropped=8 * GIB)

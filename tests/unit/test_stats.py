@@ -50,6 +50,10 @@ def test_the_summary_shows_every_figure_that_moves() -> None:
 
 def test_the_summary_counts_in_units() -> None:
     values = {**dict.fromkeys(NAMES, 0), "budget_bytes": 32 << 20, "evictions": 5}
+    assert "(virtual)" in text.summary(Stats(**values), device="soft", policy="lru")
+    gpu = text.summary(Stats(**values), device="cuda", policy="lru")
+    assert "(virtual)" not in gpu  # a driver reports neither faults nor stalls
+    assert "faults" not in gpu.partition("driver calls failed")[0]
     summary = text.summary(Stats(**values), device="soft", policy="lru")
     assert re.search(r"^budget +32 MiB  device soft", summary, re.MULTILINE)
     assert "5 evictions" in summary
@@ -120,6 +124,14 @@ def test_advice_says_what_to_change() -> None:
     assert text.advice(plain, step=cost) == text.advice(plain, step=cost, tried=True)
     roomy = dataclasses.replace(short, peak_live_bytes=1, largest_op_bytes=0)
     assert text.advice(roomy, "they differ") == []
+    # One of two devices lacks memory, which the sum of both does not show.
+    both = dataclasses.replace(roomy, budget_bytes=2 * short.budget_bytes, peak_live_bytes=1)
+    full = dataclasses.replace(short, largest_op_bytes=0, peak_live_bytes=12 << 20)
+    cost = text.StepCost(1.2, 11 << 20)
+    assert text.advice(both, fullest=full, step=cost, tried=True) == [
+        "change first: a budget of about 11 MiB, at which a step moves nothing"
+    ]
+    assert "a budget of 12 MiB" in text.advice(both, fullest=short)[-1]
     closing = text.closing(short)
     assert closing.count("\numem: ") == closing.count("change first") == 1
     shown = text.Summary(short, device="soft", policy="lru", advice=text.advice(short))

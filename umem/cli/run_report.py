@@ -9,8 +9,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
-from ..base import device_profiles
 from ..config import settings
 from ..errors import ConfigError, UmemError
 from . import report
@@ -106,29 +106,23 @@ def _handed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _write(page: Path, trace: Path, command: Sequence[str], given: Mapping[str, str]) -> None:
     from ..report import page as pages
+    from ..trace.reader import read
 
     traces = sorted(trace.parent.glob("trace*.jsonl.gz"))  # one per rank, in order
     if not traces:
         raise ConfigError(
             "the program recorded no trace: it ended before `import torch`, which starts umem"
         )
-    options = settings.load(given, flags=True)
+    limits = cast("dict[str, int] | None", read(traces[0], partial=True)[0].extra)
+    if limits is None:
+        raise ConfigError("the program recorded no trace: it allocated nothing in umem's memory")
     content = report.of_trace(
         traces[0],
-        _budget(options),
-        str(options.policy),  # text, like all options from outside
+        limits["budget"],  # in bytes, also if the option was `auto`
+        str(settings.load(given, flags=True).policy),  # text, like all options from outside
         title=" ".join(command[1:]),
-        host_budget=options.host_budget or 0,
+        host_budget=limits["host_budget"],
         partial=True,
         show=True,
     )
     pages.write(page, [content])
-
-
-def _budget(options: settings.Settings) -> int:
-    """Return the run's budget in bytes; `auto` is the whole device."""
-    if options.budget.bytes is not None:
-        return options.budget.bytes
-    profile = device_profiles.find(options.device.profile or device_profiles.DEFAULT)
-    memory = options.device.bytes or profile.memory_bytes
-    return int(memory * (options.budget.percent or 100) / 100)

@@ -103,11 +103,7 @@ def _rows(
         ("not moved", _of(stats.bytes_discarded), "copies avoided"),
         *_link(stats),
         *_disk(stats),
-        (
-            "faults",
-            str(stats.faults),
-            f"compute waited {stats.stall_us / 1e3:.1f} ms{_kind(stats)}",
-        ),
+        *_faults(stats, device),
         ("allocations", str(stats.allocs), f"{stats.frees} freed, {stats.ooms} refused"),
         ("steps", str(stats.steps), _plan(stats)),
     ]
@@ -167,6 +163,7 @@ def advice(
     why_unplanned: str = "",
     faults: Sequence[tuple[str, int]] = (),
     *,
+    fullest: Stats | None = None,
     step: StepCost | None = None,
     tried: bool = False,
     disk_writes: int = 0,
@@ -179,7 +176,8 @@ def advice(
     Args:
         why_unplanned: why recorded steps had no plan; empty if all had one.
         faults: the operators that took page faults, with their numbers, in descending order.
-        step: None if no step was planned.
+        fullest: of the device that needs most beyond its budget; None: of the only device.
+        step: of that device; None if no step was planned there.
         tried: the run records a trace for a report, or has both options that a report tries.
         disk_writes: the bytes a day that may be written; 0: unlimited.
     """
@@ -197,7 +195,8 @@ def advice(
         )
     if stats.bytes_in == stats.bytes_out == stats.faults == 0:
         return lines
-    short = stats.peak_live_bytes > stats.budget_bytes
+    one = stats if fullest is None else fullest
+    short = one.peak_live_bytes > one.budget_bytes
     if faults and faults[0][1] >= _MANY_FAULTS:
         name, count = faults[0]
         lines.append(f"of {stats.faults} page faults {name} took {count}, more than any other")
@@ -206,14 +205,14 @@ def advice(
         lines.append(f"{small} were in tensors below 2 MiB: they move with those in the same page")
     if short and why_unplanned:
         lines.append(why_unplanned)
-    if stats.largest_op_bytes > stats.budget_bytes:
-        operators = "operator" if stats.ops_above_budget == 1 else "operators"
+    if one.largest_op_bytes > one.budget_bytes:
+        operators = "operator" if one.ops_above_budget == 1 else "operators"
         lines.append(
-            f"change first: a budget of {_of(stats.largest_op_bytes)}: {stats.ops_above_budget} "
+            f"change first: a budget of {_of(one.largest_op_bytes)}: {one.ops_above_budget} "
             f"{operators} alone needed up to that, more than the budget, and were slow"
         )
     elif short and (step is None or step.slowdown >= _WORTH):
-        peak = stats.peak_live_bytes if step is None else step.peak_bytes
+        peak = one.peak_live_bytes if step is None else step.peak_bytes
         moves = "nothing moves" if step is None else "a step moves nothing"
         line = f"change first: a budget of about {_of(peak)}, at which {moves}"
         to_try = not tried and (step is None or step.trains)
@@ -267,8 +266,12 @@ def _bytes_a_day(stats: Stats) -> float:
     return stats.disk_bytes_out / stats.disk_open_us * DAY_US
 
 
-def _kind(stats: Stats) -> str:
-    return "" if stats.disk_file_bytes else " (virtual)"
+def _faults(stats: Stats, device: str) -> list[Row]:
+    if device == "cuda":  # a driver reports neither
+        return []
+    kind = "" if stats.disk_file_bytes else " (virtual)"
+    waited = f"compute waited {stats.stall_us / 1e3:.1f} ms{kind}"
+    return [("faults", str(stats.faults), waited)]
 
 
 def _plan(stats: Stats) -> str:

@@ -93,9 +93,6 @@ class AutoBudget:
     def _memory(self) -> list[core.DeviceMemory]:
         """Return the memory of all devices; if it is short, trim discarded memory first."""
         found = core.device_memory()
-        for memory in found:
-            if memory["device"] not in self._bands:
-                self._bands[memory["device"]] = Band(self._headroom(memory["total_bytes"]))
         now = time.monotonic()
         if now - self._trimmed >= TRIM_EVERY_S and any(map(self._in_doubt, found)):
             self._trimmed = now
@@ -103,15 +100,22 @@ class AutoBudget:
             return core.device_memory()
         return found
 
+    def _band(self, memory: core.DeviceMemory) -> Band:
+        """Return the device's band; another thread may open a device at any time."""
+        device = memory["device"]
+        if device not in self._bands:
+            self._bands[device] = Band(self._headroom(memory["total_bytes"]))
+        return self._bands[device]
+
     def _in_doubt(self, memory: core.DeviceMemory) -> bool:
-        headroom = self._bands[memory["device"]].headroom
+        headroom = self._band(memory).headroom
         return memory["dropped_bytes"] > 0 and memory["free_bytes"] < headroom // 2
 
     def _follow(self, memory: core.DeviceMemory) -> bool:
         device, now = memory["device"], memory["budget_bytes"]
         if self._known.setdefault(device, now) != now:
             return False
-        wanted = self._bands[device].budget(memory)
+        wanted = self._band(memory).budget(memory)
         if wanted is None or (wanted := max(wanted, self._least)) == now:
             return False
         try:

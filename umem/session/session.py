@@ -163,7 +163,8 @@ def disable() -> None:
     """
     global _current
     with _lock:
-        if _current is None:
+        session = _current
+        if session is None:
             return
         from ..base.native import core
         from ..integrations import blocks
@@ -171,18 +172,20 @@ def disable() -> None:
         core.bring_awaited()  # while umem still sees all operators
         blocks.EXTERNAL.remove()
         try:
-            _border(_current.attached.device, _current.settings.allocator).detach()
+            _border(session.attached.device, session.settings.allocator).detach()
         except RuntimeError as error:
-            if _current.settings.observer != "python":
+            if session.settings.observer != "python":
                 raise
             raise StateError(
                 "the Python observer cannot be removed inside an operator; call umem.disable() "
                 "outside of it"
             ) from error
-        _current.end()
-        core.stop()
-        blocks.umem_turned_off()
-        _current = None
+        try:
+            session.end()
+        finally:  # an interrupt, or a handler that has turned umem off, leaves nothing half on
+            core.stop()
+            blocks.umem_turned_off()
+            _current = None
 
 
 def is_enabled() -> bool:
@@ -225,7 +228,7 @@ def summary() -> Summary:
     from ..monitor import summary as text
 
     now = stats()
-    advice = text.advice(now, _why_unplanned(), core.faults_by_operator(), **_costs(now))
+    advice = text.advice(now, _why_unplanned(), core.faults_by_operator(), **_costs())
     return text.Summary(now, **description(), holders=blocks.holders(), advice=advice)
 
 
@@ -317,7 +320,8 @@ def planned_step(device: int = 0) -> PlannedStep | None:
 
     None before the first such step.
     """
-    planner = None if _current is None else _current.planner
+    session = _current
+    planner = None if session is None else session.planner
     return planner.planned_step(device) if planner is not None else None
 
 
@@ -389,24 +393,37 @@ def _attach(settings: Settings) -> Attached:
 
 
 def _why_unplanned() -> str:
-    planner = None if _current is None else _current.planner
+    session = _current
+    planner = None if session is None else session.planner
     return planner.why_unplanned() if planner is not None else ""
 
 
-def _costs(now: Stats) -> dict[str, Any]:
+def _costs() -> dict[str, Any]:
     """Return what the session knows for `monitor.summary.advice`."""
-    if _current is None:
+    from ..base.native import core
+
+    session = _current  # another thread may turn umem off
+    if session is None:
         return {}
-    settings = _current.settings
+    settings = session.settings
     costs: dict[str, Any] = {"disk_writes": settings.disk_writes}
-    if now.peak_live_bytes <= now.budget_bytes:
-        return costs
     both = settings.recompute != "off" and settings.optimizer.value != 0
     costs["tried"] = settings.trace is not None or both
-    planned = planned_step()
-    if planned is not None:
-        costs["step"] = planned.cost(now.budget_bytes)
+    devices = {device: stats(device) for device in core.opened_devices()}
+    if not devices:
+        return costs
+    # Budgets are those of single devices, and so is the one to change.
+    device = max(devices, key=lambda device: _need(devices[device]))
+    fullest = costs["fullest"] = devices[device]
+    if fullest.peak_live_bytes > fullest.budget_bytes and session.planner is not None:
+        planned = session.planner.planned_step(device)
+        costs["step"] = None if planned is None else planned.cost(fullest.budget_bytes)
     return costs
+
+
+def _need(now: Stats) -> float:
+    """Return how many times its budget a device needed."""
+    return max(now.peak_live_bytes, now.largest_op_bytes) / max(now.budget_bytes, 1)
 
 
 def _at_exit(process: int, summary: bool, is_own: bool) -> None:
@@ -414,7 +431,7 @@ def _at_exit(process: int, summary: bool, is_own: bool) -> None:
     if os.getpid() != process:
         return  # a forked child; the parent prints the summary
     with _lock:
-        why, costs = _why_unplanned(), _costs(stats()) if summary else {}
+        why, costs = _why_unplanned(), _costs() if summary else {}
         if _current is not None:
             _current.leaving = True
             _current.end()

@@ -275,4 +275,8 @@ def _header() -> Header:
     device = options.profile if options.device == "soft" else gpu_name()
     torch = sys.modules.get("torch")
     source = "a program without torch" if torch is None else f"torch {torch.__version__}"
-    return Header(device=device, source=source)
+    limits = {}
+    for number in core.opened_devices()[:1]:  # a budget is of one device
+        figures = core.stats(number)
+        limits = {name: figures[f"{name}_bytes"] for name in ("budget", "host_budget")}
+    return Header(device=device, source=source, extra=limits or None)

@@ -56,7 +56,8 @@ class ListOps:
         if device.type != self._device:
             return 0
         index = device.index or 0
-        budget = next((m["budget_bytes"] for m in core.device_memory() if m["device"] == index), 0)
-        if index not in self._split and core.stats()["peak_live_bytes"] > budget > 0:
+        figures = core.stats(index)
+        budget = figures["budget_bytes"]
+        if index not in self._split and figures["peak_live_bytes"] > budget > 0:
             self._split.add(index)  # permanent: every step should run the same ops
         return budget // _SHARE if index in self._split else 0
