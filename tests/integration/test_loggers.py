@@ -52,6 +52,22 @@ def test_flows_are_means_over_the_steps_since_the_last_call() -> None:
     assert umem.Scalars("m.")().keys() == {name.replace("umem/", "m.") for name in LEVELS}
 
 
+def test_flows_of_a_new_session_are_counted_from_its_start() -> None:
+    enable()
+    tensors = [torch.zeros(2 * MIB) for _ in range(8)]
+    for _ in range(3):
+        step(tensors)
+    scalars = umem.Scalars()
+    del tensors  # counters go on while umem has blocks
+    umem.disable()
+    enable()
+    tensors = [torch.zeros(2 * MIB) for _ in range(8)]
+    for _ in range(2):
+        step(tensors)
+    stats, found = umem.stats(), scalars()
+    assert (stats.steps, found["umem/in_bytes_per_step"]) == (2, stats.bytes_in / 2)
+
+
 def test_the_share_of_hits_is_that_of_operators_under_a_plan() -> None:
     enable("auto")
     tensors = [torch.zeros(2 * MIB) for _ in range(8)]
@@ -89,6 +105,8 @@ def test_lightnings_loggers_get_figures_when_the_trainer_logs(
         step(tensors)
         trainer: Any = SimpleNamespace(global_step=number, log_every_n_steps=2, loggers=[logger])
         callback.on_train_batch_end(trainer, None, None, None, 0)
+    trainer = SimpleNamespace(global_step=5, log_every_n_steps=0, loggers=[logger])
+    callback.on_train_batch_end(trainer, None, None, None, 0)
     assert [number for number, _ in entries] == [2, 4]
     assert all(figures.keys() == LEVELS | FLOWS for _, figures in entries)
 

@@ -14,6 +14,7 @@ from umem.base.device_profiles import DeviceProfile
 from umem.base.units import MIB
 from umem.demo import table
 from umem.report import make, page
+from umem.trace.schema import Op
 from umem.trace.step_builder import last_step
 
 PAGE = 2 * MIB
@@ -221,6 +222,23 @@ def test_another_step_of_the_page_can_be_chosen(tab: browser.Tab) -> None:
         except RuntimeError:  # while the page is being replaced
             continue
     assert tab.run("document.getElementById('title').textContent") == "a step under auto"
+
+
+def test_a_step_without_times_has_no_ratios(chromium: browser.Browser, tmp_path: Path) -> None:
+    events = (
+        dataclasses.replace(event, us=None) if isinstance(event, Op) else event
+        for event in synthetic.training(3, 4 * PAGE, 6 * PAGE, 2)
+    )
+    step = last_step(events)
+    shown = make.content(step, LINK, step.peak_bytes, title="no times", policy="lru")
+    assert shown.line.result.step_us == 0
+    page.write(tmp_path / "r.html", [shown])
+    tab = chromium.tab()
+    tab.open(tmp_path / "r.html")
+    text = tab.run("document.body.innerText")
+    assert "no schedule of moves is faster" in text
+    assert "NaN" not in text
+    assert tab.problems == []
 
 
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(

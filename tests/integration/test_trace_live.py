@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import textwrap
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,8 +22,9 @@ from umem.base.native import core  # noqa: E402
 from umem.errors import TraceError  # noqa: E402
 from umem.trace.convert import convert  # noqa: E402
 from umem.trace.event_columns import EventColumns  # noqa: E402
+from umem.trace.file_recorder import TraceFile  # noqa: E402
 from umem.trace.reader import read  # noqa: E402
-from umem.trace.schema import Alloc, Event, Free, Op, Step, Validator  # noqa: E402
+from umem.trace.schema import Alloc, Event, Free, Header, Op, Step, Validator  # noqa: E402
 from umem.trace.step_builder import StepBuilder, read_step  # noqa: E402
 from umem.trace.step_trace import Kind  # noqa: E402
 
@@ -242,6 +245,16 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert sum(type(event) is Step for event in read(path)[1]) == 2
+
+
+def test_a_finished_recorder_is_not_kept(tmp_path: Path) -> None:
+    umem.enable(budget="64MiB", device="soft")
+    recorder = TraceFile(tmp_path / "trace.jsonl", lambda: Header("soft", "test"))
+    recorder.close()
+    kept = weakref.ref(recorder)
+    del recorder
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize(

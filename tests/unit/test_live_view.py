@@ -15,9 +15,10 @@ from umem import ConfigError
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A notebook's displays, in order."""
-    shell = InteractiveShell.instance()
+def shown(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
+    """The displays of a notebook, or with a parameter of another shell, in order."""
+    shell: Any = InteractiveShell.instance()
+    shell.kernel = getattr(request, "param", object())
     publisher = CapturingDisplayPublisher()
     monkeypatch.setattr(shell, "display_pub", publisher)
     yield publisher.outputs
@@ -49,6 +50,13 @@ def test_a_block_ends_it(shown: list[dict[str, Any]]) -> None:
     with umem.watch(3600):
         assert len(shown) == 1
     assert len(shown) == 2  # the last figures
+
+
+@pytest.mark.parametrize("shown", [None], indirect=True)
+def test_ipython_in_a_terminal_shows_it_once(shown: list[dict[str, Any]]) -> None:
+    with umem.watch(0.1):
+        time.sleep(0.3)
+    assert len(shown) == 1
 
 
 def test_outside_of_a_notebook_it_prints_once(capsys: pytest.CaptureFixture[str]) -> None:

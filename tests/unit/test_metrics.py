@@ -48,6 +48,7 @@ def test_what_only_grows_is_a_counter() -> None:
     kinds = {name: families[f"umem_{name}"].type for name in NAMES}
     assert {name for name, kind in kinds.items() if kind == "counter"} == COUNTERS
     assert {kinds[name] for name in set(NAMES) - COUNTERS} == {"gauge"}
+    assert {"disk_bytes_in", "disk_bytes_out", "disk_busy_in_us", "disk_busy_out_us"} <= COUNTERS
     assert not any(name.startswith(("peak_", "largest_")) for name in COUNTERS)  # a reset lowers it
     assert families["umem_faults"].documentation == "what faults is"
 

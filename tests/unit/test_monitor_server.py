@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import json
@@ -200,6 +201,37 @@ def test_a_client_that_says_nothing_and_one_that_leaves(home: Path) -> None:
     idle.close()
 
 
+def test_it_answers_again_after_an_error_of_the_system(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.start(True, about)
+    (path,) = server.running()
+    failures, accept = [OSError(24, "Too many open files")] * 2, socket.socket.accept
+
+    def failing(self: socket.socket) -> tuple[socket.socket, Any]:
+        if failures:
+            raise failures.pop()
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    for _ in range(3):
+        assert server.ask(path)["pid"] == os.getpid()
+    assert failures == []
+
+
+def test_the_session_alone_stops_it_at_exit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[object] = []
+    monkeypatch.setattr(atexit, "register", registered.append)
+    server.start(True, about)
+    assert registered == []
+
+
+def test_a_socket_that_goes_while_the_others_are_listed_is_left_out(home: Path) -> None:
+    server.start(True, about)
+    (home / "1.sock").symlink_to("gone")
+    assert [path.stem for path in server.running()] == [str(os.getpid())]
+
+
 def test_what_fails_inside_is_told(home: Path) -> None:
     def broken() -> dict[str, str]:
         raise RuntimeError("half torn down")
@@ -364,6 +396,20 @@ def test_top_asks_for_one_of_several_processes(
     assert "--all" in told
 
 
+def script(monkeypatch: pytest.MonkeyPatch, *answers: str) -> None:
+    """Let the process answer, or fail with a reason, in this order, and then end."""
+    left, ask = list(answers), server.ask
+
+    def scripted(path: Path) -> dict[str, object]:
+        if not left:
+            server.stop()
+        elif reason := left.pop(0):
+            raise StateError(reason)
+        return ask(path)
+
+    monkeypatch.setattr(server, "ask", scripted)
+
+
 @pytest.mark.parametrize("rich", [True, False])
 def test_top_on_a_terminal_shows_samples_until_the_process_ends(
     home: Path, rich: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -373,20 +419,25 @@ def test_top_on_a_terminal_shows_samples_until_the_process_ends(
     else:
         monkeypatch.setitem(sys.modules, "rich.live", None)
     server.start(True, about)
-    left, ask = [None] * 3, server.ask
-
-    def ends(path: Path) -> dict[str, object]:
-        if not left:
-            raise StateError("it ended")
-        left.pop()
-        return ask(path)
-
-    monkeypatch.setattr(server, "ask", ends)
+    script(monkeypatch, "", "", "it sleeps", "it sleeps", "")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["top", "--interval", "0.01"]) == 0
     shown = capsys.readouterr().out
     assert f"umem top: pid {os.getpid()}" in shown
-    assert shown.count("\x1b[H") == 2 or rich  # once a sample after the first
+    assert shown.count("it sleeps") == 1 or rich
+    assert shown.count("\x1b[H") == 3 or rich  # once a sample after the first, and the reason
+
+
+@pytest.mark.parametrize("which", ["", "--all"])
+def test_top_goes_on_while_a_process_does_not_answer(
+    home: Path, which: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.start(True, about)
+    script(monkeypatch, "", "it sleeps", "it sleeps", "", "it sleeps", "")
+    assert main(["top", "--json", "--interval", "0.01", *which.split()]) == 0
+    shown = capsys.readouterr()
+    assert [str(os.getpid()) in line for line in shown.out.splitlines()] == [True, True]
+    assert shown.err == "umem top: it sleeps\n" * 2
 
 
 def test_top_of_all_says_where_there_are_none(

@@ -313,6 +313,17 @@ def test_updates_on_the_host_are_a_finding_with_the_time_of_their_replay() -> No
         assert again.step_us < 0.99 * shown.line.result.step_us
 
 
+def test_a_step_with_updates_on_the_host_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = synthetic.training(8, 16 * PAGE, PAGE, 3, us=300.0, optimizer=True)
+    trace = write(tmp_path / "t.jsonl", events)
+    assert main(["report", str(trace), "--budget", "50%", "--optimizer", "auto", "--json"]) == 0
+    notes = schemas.read("report", capsys.readouterr().out)["notes"]
+    for what in ("recomputation", "updates on the host"):
+        assert f"Not tried: {what}: the step already has updates on the host." in notes
+
+
 def test_what_cannot_be_tried_is_left_out_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     step = step_of(synthetic.training(8, 16 * PAGE, PAGE, 3, us=300.0, optimizer=True))
     trials = findings.Trials(step, LINK)
@@ -424,6 +435,13 @@ def test_names_from_a_trace_cannot_leave_their_place_in_the_page(shown: page.Con
     (data,) = data_of(text)
     assert data["title"] == bad
     assert data["top"][0]["origin"] == bad
+
+
+def test_a_title_that_looks_like_a_place_in_the_page_stays_text(shown: page.Content) -> None:
+    title = "{{data}} {{script}} {{none}}.jsonl"
+    text = page.render([dataclasses.replace(shown, title=title)])
+    assert f"<title>{title}</title>" in text
+    assert data_of(text)[0]["title"] == title
 
 
 def test_segments_that_a_screen_cannot_tell_apart_are_joined() -> None:

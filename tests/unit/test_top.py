@@ -39,6 +39,16 @@ def test_rates_are_of_the_time_between() -> None:
     assert "90.0 % of ops as planned (190 of 210 in total)" in shown
 
 
+def test_counters_that_begin_again_are_counted_from_0() -> None:
+    view = top.view(
+        sample(12.0, bytes_in=GIB, steps=10, plan_hits=8, plan_misses=2),
+        sample(10.0, bytes_in=5 * GIB, steps=4, plan_hits=100, plan_misses=3),
+    )
+    assert view["in_bytes_per_s"] == GIB / 2
+    assert view["steps_per_s"] == 5
+    assert view["plan_hit_share"] == 0.8
+
+
 def test_without_an_earlier_sample_there_are_no_rates() -> None:
     now = sample(12.0, bytes_in=GIB, plan_hits=3, plan_misses=1)
     for before in (None, sample(10.0, pid=8)):
@@ -92,6 +102,24 @@ def test_processes_are_summed_and_the_slowest_is_named() -> None:
 
 def test_of_ranks_in_lockstep_the_slowest_moves_the_most() -> None:
     assert top.overall(ranks(3.0, 2.99, 3.0, moved=(5, 0, 9)))["slowest"] == 3
+
+
+def stepping(*steps: int, moved: tuple[int, ...] = (0, 0, 0)) -> list[dict[str, Any]]:
+    """Views of processes 1, 2, ... over a second, before which each made 5 steps."""
+    return [
+        top.view(sample(1.0, pid, steps=5 + n, bytes_in=count), sample(0.0, pid, steps=5))
+        for pid, (n, count) in enumerate(zip(steps, moved, strict=False), 1)
+    ]
+
+
+def test_a_rank_without_a_step_in_the_interval_is_the_slowest() -> None:
+    assert top.overall(stepping(3, 0, 3, moved=(9, 0, 9)))["slowest"] == 2
+
+
+def test_a_step_more_or_less_in_the_interval_is_no_difference() -> None:
+    assert top.overall(stepping(1, 2, 1, moved=(0, 9, 5)))["slowest"] == 2
+    assert top.overall(stepping(0, 1, moved=(0, 9)))["slowest"] == 2
+    assert top.overall(stepping(1, 3, moved=(0, 9)))["slowest"] == 1
 
 
 def test_a_process_alone_or_without_steps_is_not_the_slowest() -> None:

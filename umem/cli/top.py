@@ -66,14 +66,8 @@ def main(args: argparse.Namespace) -> int:
         return 0
     once = args.once or not (args.json or sys.stdout.isatty())
     with _screen(args.json or once) as show:
-        while True:
-            time.sleep(args.interval)
-            try:
-                now = sample()
-            except StateError:
-                if once:
-                    raise
-                return 0  # the process ended
+        tell = _complain if args.json else show
+        for now in _follow(sample, args.interval, None if once else tell):
             views = [top.view(now[path], before.get(path)) for path in now]
             if args.all:
                 found = top.overall(views)
@@ -81,11 +75,44 @@ def main(args: argparse.Namespace) -> int:
             else:
                 show(json.dumps(views[0]) if args.json else top.render(views[0]))
             if once:
-                return 0
+                break
             before = now
+    return 0
 
 
 _Samples: TypeAlias = "dict[Path, dict[str, Any]]"  # by socket
+
+
+def _follow(
+    sample: Callable[[], _Samples], seconds: float, tell: Callable[[str], Any] | None
+) -> Iterator[_Samples]:
+    """Yield samples until the process ends; if it does not answer for a while, tell why, once.
+
+    Raises:
+        StateError: there is no answer, and `tell` is None.
+    """
+    from ..monitor import server
+
+    told = ""
+    while True:
+        time.sleep(seconds)
+        try:
+            now = sample()
+        except StateError as error:
+            if tell is None:
+                raise
+            if isinstance(error, server.EndedError):
+                return
+            if str(error) != told:
+                told = str(error)
+                tell(told)
+            continue
+        told = ""
+        yield now
+
+
+def _complain(reason: str) -> None:
+    print(f"umem top: {reason}", file=sys.stderr, flush=True)
 
 
 def _of_one(path: Path) -> _Samples:
@@ -95,15 +122,25 @@ def _of_one(path: Path) -> _Samples:
 
 
 def _of_all() -> _Samples:
-    """Query every process; omit those that ended or are too busy to answer."""
+    """Query every process; omit those that ended or are too busy to answer.
+
+    Raises:
+        EndedError: all ended.
+        StateError: those that run are too busy.
+    """
     from ..monitor import server
 
     found = {}
+    why: StateError = server.EndedError(_NOBODY)
     for path in server.running():
-        with contextlib.suppress(StateError):
+        try:
             found[path] = server.ask(path)
+        except server.EndedError:
+            continue
+        except StateError as error:
+            why = error
     if not found:
-        raise StateError(_NOBODY)
+        raise why
     return found
 
 

@@ -55,7 +55,9 @@ def install() -> None:
 def remove() -> None:
     """Restore CuPy's previous allocator; arrays in umem's memory stay valid."""
     if _installed:
-        _installed[0].remove()
+        part = _installed[0]
+        part.remove()
+        EXTERNAL._parts.remove(part)
 
 
 class _Installed:

@@ -29,9 +29,9 @@ class StatsCallback(lightning.Callback):  # type: ignore[misc, unused-ignore]
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Log, unless the trainer does not at this step."""
-        step = trainer.global_step
-        # A step of several batches has the same number for each.
-        if step == self._logged or step % trainer.log_every_n_steps:
+        step, every = trainer.global_step, trainer.log_every_n_steps
+        # With 0 the trainer never logs. A step of several batches has the same number for each.
+        if not every or step == self._logged or step % every:
             return
         self._logged = step
         figures = self._scalars()

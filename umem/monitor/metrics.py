@@ -9,7 +9,7 @@ from typing import Any
 from ..base.stats import Stats
 from ..errors import plain
 
-# Statistics that only grow while the process lives; all others are gauges.
+# Statistics that only grow while umem is on; all others are gauges.
 COUNTERS = frozenset(
     (
         "bytes_in",
@@ -20,6 +20,10 @@ COUNTERS = frozenset(
         "prefetches",
         "prefetched_unused_bytes",
         "stall_us",
+        "disk_bytes_in",
+        "disk_bytes_out",
+        "disk_busy_in_us",
+        "disk_busy_out_us",
         "plan_hits",
         "plan_misses",
         "plans_rolled_back",
@@ -42,6 +46,12 @@ _OF_A_TAG = {
 }
 Sample = Mapping[str, Any]  # sent by umem/monitor/server.py
 _Value = tuple[dict[str, str], int]  # labels and value
+
+
+def growth(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    """Return what each counter has grown by; from 0 if umem was turned on again in between."""
+    restarted = any(now[name] < before[name] for name in COUNTERS)
+    return {name: now[name] - (0 if restarted else before[name]) for name in COUNTERS}
 
 
 def metrics(samples: Sequence[Sample], meanings: Mapping[str, str]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..base.native import core
-from ..base.stats import Stats, plan_hit_share
+from ..base.stats import plan_hit_share
+from .metrics import growth
 
 _LEVELS = ("resident_bytes", "live_bytes", "host_bytes")
 _FLOWS = {"in_bytes_per_step": "bytes_in", "out_bytes_per_step": "bytes_out",
@@ -24,7 +25,7 @@ class Scalars:
             prefix: the prefix of each name.
         """
         self._prefix = prefix
-        self._before = _stats()
+        self._before = core.stats(None)
 
     def __call__(self) -> dict[str, float]:
         """Return the figures now; flows are those since the last call.
@@ -35,20 +36,14 @@ class Scalars:
         plan, from 0 to 1, and missing if none ran under a plan. While umem is off, levels and flows
         are those of the last session.
         """
-        now, before = _stats(), self._before
+        now = core.stats(None)
+        grown = growth(now, self._before)
         self._before = now
-        found = {name: float(getattr(now, name)) for name in _LEVELS}
-        steps = now.steps - before.steps
-        if steps > 0:
+        found = {name: float(now[name]) for name in _LEVELS}
+        if grown["steps"]:
             for name, field in _FLOWS.items():
-                found[name] = (getattr(now, field) - getattr(before, field)) / steps
-        share = plan_hit_share(
-            now.plan_hits - before.plan_hits, now.plan_misses - before.plan_misses
-        )
+                found[name] = grown[field] / grown["steps"]
+        share = plan_hit_share(grown["plan_hits"], grown["plan_misses"])
         if share is not None:
             found["plan_hit_share"] = share
         return {self._prefix + name: value for name, value in found.items()}
-
-
-def _stats() -> Stats:
-    return Stats(**core.stats(None))

@@ -7,7 +7,6 @@ gets one line of JSON. Only the same user gets access: the directory has mode 07
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import logging
@@ -34,9 +33,14 @@ _log = logging.getLogger("umem")
 _SUFFIX = ".sock"
 _LONGEST = 107  # bytes of a socket's path: the kernel's limit
 _PATIENCE_S = 2.0  # wait for a silent peer
+_PAUSE_S = 0.1  # after an error
 _TRIES = 100
 
 _server: Server | None = None
+
+
+class EndedError(StateError):
+    """No process serves the socket."""
 
 
 def directory() -> Path:
@@ -68,7 +72,6 @@ def start(top: bool | Path, about: Callable[[], dict[str, str]]) -> None:
             raise
         _log.warning("umem top is off for this process: %s", error)
         return
-    atexit.register(stop)
     _log.info("umem top %d shows this process (%s)", os.getpid(), _server.path)
 
 
@@ -134,8 +137,10 @@ class Server:
         while not self._closing:
             try:
                 peer, _ = self._socket.accept()
-            except OSError:
-                return
+            except OSError:  # such as too many open files
+                if not self._closing:
+                    time.sleep(_PAUSE_S)
+                continue
             with peer, contextlib.suppress(OSError):
                 peer.settimeout(_PATIENCE_S)
                 if _user(peer) in (os.getuid(), 0):
@@ -175,7 +180,8 @@ def ask(path: Path) -> dict[str, Any]:
     """Return the answer of the process that serves the socket.
 
     Raises:
-        StateError: no process answers, or the socket belongs to another user.
+        EndedError: no process serves it.
+        StateError: the process does not answer, or the socket belongs to another user.
     """
     try:
         with socket.socket(socket.AF_UNIX) as mine:
@@ -186,7 +192,9 @@ def ask(path: Path) -> dict[str, Any]:
             with mine.makefile("rb") as stream:
                 line = stream.readline(answer.MAX_BYTES)
     except OSError as error:
-        raise StateError(f"{path}: no answer ({error}); is the process still running?") from None
+        ended = isinstance(error, (ConnectionRefusedError, FileNotFoundError))
+        kind = EndedError if ended else StateError
+        raise kind(f"{path}: no answer ({error}); is the process still running?") from None
     try:
         return answer.parse(line)
     except ValueError as error:
@@ -200,7 +208,11 @@ def running() -> list[Path]:
         return []
     _check_private(folder)
     remove_stale(folder)
-    return sorted(folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime)
+    found = []
+    for path in folder.glob(f"*{_SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):  # its process has just ended
+            found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found)]
 
 
 def find(pid: int) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 from ..base.stats import plan_hit_share
 from ..base.units import format_bytes
 from ..errors import plain
+from .metrics import growth
 
 _BAR = 30
 _SAME = 0.02  # steps a second that differ by less than this share are the same
@@ -25,15 +26,13 @@ def view(now: Sample, before: Sample | None) -> dict[str, Any]:
     stats = now["stats"]
     earlier = before["stats"] if before is not None and before["pid"] == now["pid"] else None
     seconds = now["time"] - before["time"] if before is not None and earlier is not None else 0.0
+    grown = stats if earlier is None else growth(stats, earlier)
 
     def rate(name: str) -> float | None:
         if earlier is None or seconds < _MIN_S:
             return None
-        return float(max(0, stats[name] - earlier[name]) / seconds)
+        return float(grown[name] / seconds)
 
-    hits, misses = (
-        stats[name] - (earlier[name] if earlier else 0) for name in ("plan_hits", "plan_misses")
-    )
     return {
         **{name: now[name] for name in ("pid", "program", "device", "policy", "allocator")},
         "seconds": seconds if earlier is not None else None,
@@ -41,7 +40,7 @@ def view(now: Sample, before: Sample | None) -> dict[str, Any]:
         "out_bytes_per_s": rate("bytes_out"),
         "faults_per_s": rate("faults"),
         "steps_per_s": rate("steps"),
-        "plan_hit_share": plan_hit_share(hits, misses),
+        "plan_hit_share": plan_hit_share(grown["plan_hits"], grown["plan_misses"]),
         "stats": dict(stats),
         "tags": {name: dict(row) for name, row in now["tags"].items()},
     }
@@ -75,14 +74,16 @@ def render(view: Mapping[str, Any]) -> str:
 def overall(views: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the views of several processes with their sum, and the number of the slowest one.
 
-    The slowest has the fewest steps a second. Ranks that wait for each other have the same rate;
-    among those within `_SAME` of it, the slowest moves the most bytes. None if fewer than two step.
+    The slowest has the fewest steps a second, or none. Ranks that wait for each other have the same
+    rate; among those within `_SAME` or one step of it, the slowest moves the most bytes. None if
+    fewer than two have made steps.
     """
-    stepping = [view for view in views if view["steps_per_s"]]
+    stepping = [v for v in views if v["stats"]["steps"] and v["steps_per_s"] is not None]
     slowest = None
     if len(stepping) > 1:
         fewest = min(view["steps_per_s"] for view in stepping)
-        near = (view for view in stepping if view["steps_per_s"] <= fewest * (1 + _SAME))
+        most = fewest * (1 + _SAME)
+        near = (v for v in stepping if v["steps_per_s"] <= most + 1 / v["seconds"])
         slowest = max(near, key=_moved_per_s)["pid"]
     return {
         "processes": list(views),

@@ -278,8 +278,8 @@ def _recompute(line: Timeline, trials: Trials) -> list[Finding]:
     from ..recompute.planner.modes import RecomputePlanner
 
     step, result = line.step, line.result
-    if step.n_ops > _PLANNED_OPS or step.updates is not None:
-        trials.left_out.append(f"recomputation: for steps of up to {_PLANNED_OPS:,} operators")
+    if reason := _unplanned(step):
+        trials.left_out.append(f"recomputation: {reason}")
         return []
     try:
         graph = RecomputeGraph(step)
@@ -307,10 +307,8 @@ def _host_updates(line: Timeline, trials: Trials) -> list[Finding]:
     from ..recompute.planner.host_updates import SHARES, candidates
 
     step, result = line.step, line.result
-    if step.n_ops > _PLANNED_OPS or step.updates is not None:
-        trials.left_out.append(
-            f"updates on the host: for steps of up to {_PLANNED_OPS:,} operators"
-        )
+    if reason := _unplanned(step):
+        trials.left_out.append(f"updates on the host: {reason}")
         return []
     if not candidates(step).updates:
         return []
@@ -330,6 +328,13 @@ def _host_updates(line: Timeline, trials: Trials) -> list[Finding]:
         f"{_percent(gain / result.step_us)} shorter."
     )
     return [Finding(text, _also(result, "optimizer=auto"), best.step_us, gain)]
+
+
+def _unplanned(step: StepTrace) -> str:
+    """Return why neither recomputation nor updates on the host are tried; empty if they are."""
+    if step.updates is not None:
+        return "the step already has updates on the host"
+    return f"for steps of up to {_PLANNED_OPS:,} operators" if step.n_ops > _PLANNED_OPS else ""
 
 
 def _also(result: Result, setting: str) -> str:

@@ -20,6 +20,7 @@
     if (us >= 1e3) return `${shortened(us / 1e3)} ms`;
     return `${shortened(us)} µs`;
   };
+  const ratio = (part, whole, form) => (whole ? form(part / whole) : "–");
   const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
   const at = (ticks) => ticks * data.us_per_tick;
   const count = (number) => number.toLocaleString("en");
@@ -539,9 +540,9 @@
       `Policy ${data.policy} on ${data.device} with ${bytes(data.budget)} of device memory; the step's tensors peak at ${bytes(data.peak)}. ` +
       `${count(data.ops)} operators, ${count(data.tensors)} tensors, replayed in virtual time.`;
     const figures = [
-      ["Step", time(data.step_us), `${shortened(data.step_us / data.floor_us)} × the lower bound`],
-      ["Compute", time(data.compute_us), percent(data.compute_us / data.step_us)],
-      ["Stall", time(data.stall_us), percent(data.stall_us / data.step_us)],
+      ["Step", time(data.step_us), ratio(data.step_us, data.floor_us, (times) => `${shortened(times)} × the lower bound`)],
+      ["Compute", time(data.compute_us), ratio(data.compute_us, data.step_us, percent)],
+      ["Stall", time(data.stall_us), ratio(data.stall_us, data.step_us, percent)],
       ["Lower bound", time(data.floor_us), "no schedule of moves is faster"],
       ["To the device", bytes(data.bytes_in), `at least ${bytes(data.bound_bytes_in)}`],
       ["To the host", bytes(data.bytes_out), ""],
@@ -578,7 +579,7 @@
         Object.entries(cause.by_role).slice(0, 4).map(([role, size]) => `${role} ${bytes(size)}`).join(", ") || "–"] })));
     table("policies", [["Policy", "text"], ["Step"], ["/ lower bound"], ["Stall"], ["In"], ["Out"], ["Unused"], ["Faults"]],
       data.policies.map((row) => ({ shown: row.policy === data.policy, cells: [
-        row.policy, time(row.step_us), shortened(row.step_us / data.floor_us), time(row.stall_us), bytes(row.bytes_in),
+        row.policy, time(row.step_us), ratio(row.step_us, data.floor_us, shortened), time(row.stall_us), bytes(row.bytes_in),
         bytes(row.bytes_out), bytes(row.unused), count(row.faults)] })));
     table("top", [["Tensor: module and source line", "text long"], ["Role", "text"], ["Made by", "text"], ["Size"], ["In"], ["Out"], ["Stall"], ["Alive, operators"]],
       data.top.map((row) => ({ cells: [

@@ -20,8 +20,11 @@ class LiveView:
 
     def __init__(self, seconds: float) -> None:
         display = extras.load("IPython.display", "umem.watch", "ipython")
-        self._handle: Any = display.display(summary(), display_id=True)
-        if self._handle is None:  # outside a notebook the summary is printed once
+        ipython = extras.load("IPython", "umem.watch", "ipython")
+        handle = display.display(summary(), display_id=True)
+        # Only a notebook's shell has a kernel. Elsewhere each update would print another table.
+        self._handle: Any = handle if getattr(ipython.get_ipython(), "kernel", None) else None
+        if self._handle is None:
             return
         self._seconds = seconds
         self._stopped = threading.Event()

@@ -10,6 +10,7 @@ import logging
 import os
 import stat
 import threading
+import weakref
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
@@ -64,7 +65,7 @@ class TraceFile:
                 raise
         self._header: Callable[[], Header] | None = header
         core.record_start("file")
-        os.register_at_fork(after_in_child=self._let_go)
+        _recorders.add(self)
         self._thread = threading.Thread(target=self._run, name="umem-trace", daemon=True)
         self._thread.start()
 
@@ -128,7 +129,8 @@ class TraceFile:
             return b""
         header, self._header = self._header(), None
         fields = {"v": header.v, "device": header.device, "source": header.source}
-        return json.dumps({"kind": KIND, **fields}, separators=(",", ":")).encode() + b"\n"
+        line = {"kind": KIND, **fields, **(header.extra or {})}
+        return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
     def _let_go(self) -> None:
         """Drop the inherited events in a forked child, so that they are not written twice."""
@@ -138,6 +140,17 @@ class TraceFile:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._raw.fileno())
         os.close(nowhere)
+
+
+_recorders: weakref.WeakSet[TraceFile] = weakref.WeakSet()
+
+
+def _let_go_of_all() -> None:
+    for recorder in list(_recorders):
+        recorder._let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_of_all)
 
 
 def _open(path: Path) -> FileIO:
