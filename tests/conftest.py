@@ -28,7 +28,10 @@ FIRST = (
     "test_demo.py", "test_compiled.py", "test_helper_threads.py", "test_distributed_examples.py",
     "test_lifecycle.py", "test_pages.py", "test_bench.py", "test_bench_programs.py",
 )  # fmt: skip
-hypothesis.settings.register_profile(NIGHTLY)
+# No test has a limit of time: machines are busy, and the first example may import or compile.
+for _profile in ("umem", NIGHTLY):
+    hypothesis.settings.register_profile(_profile, deadline=None)
+hypothesis.settings.load_profile("umem")
 # Seconds by test, for tools/affected_tests.py; survives in pytest's cache.
 DURATIONS = "umem/durations"
 _durations: dict[str, float] = {}
