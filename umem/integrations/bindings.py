@@ -42,6 +42,12 @@ class Bindings:
         with self._lock:
             self._parts.append(part)
 
+    def remove_one(self, part: Removable) -> None:
+        """Remove one of the parts; on an error it stays."""
+        with self._lock:
+            part.remove()
+            self._parts.remove(part)
+
     def replace(self, put: Callable[[], None]) -> None:
         """Remove all parts and call `put`, which adds new ones; if it fails, remove those too."""
         with self._lock:

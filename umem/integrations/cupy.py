@@ -55,9 +55,7 @@ def install() -> None:
 def remove() -> None:
     """Restore CuPy's previous allocator; arrays in umem's memory stay valid."""
     if _installed:
-        part = _installed[0]
-        part.remove()
-        EXTERNAL._parts.remove(part)
+        EXTERNAL.remove_one(_installed[0])
 
 
 class _Installed:

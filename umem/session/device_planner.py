@@ -248,10 +248,6 @@ class DevicePlanner:
         self._spare_refused = True
         return None
 
-    @property
-    def _judged(self) -> bool:
-        return bool(getattr(self._policy, "rollback", False))
-
     def _device(self) -> DeviceProfile:
         profile = current_device.profile(self._number)
         return replace(profile, hides_transfers=current_device.hides_transfers(self._number))
@@ -323,7 +319,7 @@ class DevicePlanner:
             len(plan.evict) + len(plan.evict_first) + len(plan.fetch),
         )  # fmt: skip
         self._layouts.planned(number, recorded.trace, recorded.budget, resident)
-        if self._judged:
+        if getattr(self._policy, "rollback", False):
             self._begin_trial(number, without, recorded.device, spare)
 
     def _recorded_step(self) -> PlannedStep | None:
