@@ -63,7 +63,8 @@ Result<RangeId> Arena::new_range(std::size_t bytes, Slot::Kind kind, std::uint32
   return id;
 }
 
-Result<Allocation> Arena::allocate(std::size_t bytes, cu::CUstream stream, std::uint32_t group) {
+Result<Allocation> Arena::allocate(std::size_t bytes, cu::CUstream stream, std::uint32_t group,
+                                   const Admit& admit) {
   if (bytes > kMaxBytes)  // rounding it up could overflow
     return Status(Code::kOutOfHostMemory, "a block of " + std::to_string(bytes) +
                                               " bytes is larger than the address space");
@@ -79,6 +80,12 @@ Result<Allocation> Arena::allocate(std::size_t bytes, cu::CUstream stream, std::
   const std::size_t taken = block.large ? ranges_[block.range].bytes : block.bytes;
   UMEM_ASSERT(cached_bytes_ >= taken, "what is handed out was cached");
   cached_bytes_ -= taken;
+  if (Status admitted = admit ? admit(block) : Status(); !admitted.ok()) {
+    UMEM_ASSERT(slots_[block.range].live > 0, "a range counts its live blocks");
+    --slots_[block.range].live;
+    put_back(block.ptr, block.range, block.bytes);
+    return admitted;
+  }
   record_allocation(block, bytes);
   notify(EventKind::kAlloc, reinterpret_cast<std::uintptr_t>(block.ptr), block.bytes, bytes, pool);
   return result;
@@ -226,29 +233,34 @@ void Arena::reclaim(void* ptr, RangeId range) {
   Slot& slot = slots_[range];
   const bool large = slot.kind != Slot::Kind::kSegment;
   const std::uint32_t offset = unit_of(ptr, range);
-  SegmentPool& small = segments_of(slot);
+  const SegmentPool& small = segments_of(slot);
   const std::size_t bytes = large ? slot.bytes : small.units_at(range, offset) * kUnit;
   const std::size_t requested = large ? slot.requested : small.requested_at(range, offset);
   const bool emptied = slot.live == 0 && slot.pending == 0;
-  if (emptied) slot.emptied = ++clock_;
   record(stats_.active, stat_type(large), -1);
   record(stats_.active_bytes, stat_type(large), -static_cast<std::int64_t>(bytes));
   notify(EventKind::kFreeCompleted, reinterpret_cast<std::uintptr_t>(ptr), bytes, requested,
          slot.pool);
-  if (slot.kind == Slot::Kind::kSubrange) {
-    cached_bytes_ += bytes;
-    UMEM_ASSERT(layout_ != nullptr, "a layout outlives the blocks in it");
-    layout_->give_back(range);
-    return;
+  put_back(ptr, range, bytes);
+  if (!large) record_inactive({ptr, range, bytes, false, emptied}, false);
+}
+
+// Into the free list that it came from.
+void Arena::put_back(void* ptr, RangeId range, std::size_t bytes) {
+  Slot& slot = slots_[range];
+  if (empty(range)) slot.emptied = ++clock_;
+  cached_bytes_ += slot.kind == Slot::Kind::kLarge ? ranges_[range].bytes : bytes;
+  switch (slot.kind) {
+    case Slot::Kind::kLarge:
+      return link_cached(range);
+    case Slot::Kind::kSegment:
+      return segments_of(slot).free(range, unit_of(ptr, range));
+    case Slot::Kind::kSubrange:
+      UMEM_ASSERT(layout_ != nullptr, "a layout outlives the blocks in it");
+      return layout_->give_back(range);
+    case Slot::Kind::kNone:
+      UMEM_ASSERT(false, "a block is in a range");
   }
-  if (large) {
-    link_cached(range);
-    cached_bytes_ += ranges_[range].bytes;
-    return;
-  }
-  cached_bytes_ += bytes;
-  small.free(range, offset);
-  record_inactive({ptr, range, bytes, false, emptied}, false);
 }
 
 Status Arena::record_stream(void* ptr, cu::CUstream stream) {

@@ -62,9 +62,12 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // `bytes` > 0. Fails like RangeTable::create, or with kOutOfHostMemory if the request exceeds any
-  // address space. Small blocks of different groups share no segment.
-  Result<Allocation> allocate(std::size_t bytes, cu::CUstream stream, std::uint32_t group = 0);
+  // Called with a block before it is counted and reported; may refuse it.
+  using Admit = std::function<Status(const Allocation&)>;
+  // `bytes` > 0. Fails like `admit` and RangeTable::create, or with kOutOfHostMemory if the request
+  // exceeds any address space. Small blocks of different groups share no segment.
+  Result<Allocation> allocate(std::size_t bytes, cu::CUstream stream, std::uint32_t group = 0,
+                              const Admit& admit = {});
   // kInvalidArgument if `ptr` is not the start of a live block (a double free, a foreign pointer).
   // A block that other streams use becomes pending, and is reusable after `poll` found their work
   // done; if the driver refuses an event, `poll` retries.
@@ -151,6 +154,7 @@ class Arena {
   std::uint32_t unit_of(const void* ptr, RangeId range) const;    // of the segment
   std::size_t block_bytes(const void* ptr, RangeId range) const;  // 0: no live block starts there
   void reclaim(void* ptr, RangeId range);
+  void put_back(void* ptr, RangeId range, std::size_t bytes);
   Status record_events(Pending& pending);
   Status finished(Pending& pending, bool& done);
   Status destroy(RangeId range);

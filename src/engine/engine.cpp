@@ -282,7 +282,8 @@ Ticket Engine::forget(RangeId id) {
 bool Engine::in_use(RangeId id) const {
   bool found = false;
   state_.ranges.each_piece(id, [&](RangeId piece) {
-    found = found || (state_.ledger.has(piece) && state_.ledger.at(piece).op_pins > 0);
+    // A block of a layout that was freed is no unit any more, and keeps its pins.
+    found = found || (piece < state_.ledger.capacity() && state_.ledger.at(piece).op_pins > 0);
   });
   return found;
 }
@@ -583,20 +584,27 @@ void Engine::set_policy(const policy::Policy& policy) {
       state_.ledger.set_state(state_.ledger.oldest_dead(), State::kGone);
     return sharing_.lose_track(false);
   }
-  // The opposite: pages that the driver left anywhere are brought to known places.
-  dropped_.clear();
+  // The opposite: pages that the driver left anywhere are brought to known places, to the host as
+  // long as it has room. Mapped memory is where it was placed.
   moved_.clear();
+  std::vector<RangeId> stay;
   for (RangeId id = 1; id < state_.ledger.capacity(); ++id) {
-    if (state_.ledger.at(id).state == State::kGone) dropped_.push_back(id);
     if (state_.ledger.at(id).state != State::kVoid) continue;
-    // Mapped memory is where it was placed.
-    state_.ledger.set_state(id, state_.mapped() ? State::kDevice : State::kHost);
-    if (!state_.mapped()) moved_.push_back(id);
+    const bool pinned = state_.ledger.at(id).user_pins > 0;
+    const bool stays = state_.mapped() || pinned || !moves_.fits_on_host(id);
+    state_.ledger.set_state(id, stays ? State::kDevice : State::kHost);
+    (stays ? stay : moved_).push_back(id);
   }
+  dropped_.clear();
+  for (RangeId id = 1; id < state_.ledger.capacity(); ++id)
+    if (state_.ledger.at(id).state == State::kGone) dropped_.push_back(id);
   if (!dropped_.empty()) state_.count_error(transfers_.discard(dropped_));
   sharing_.lose_track(true);
   if (!moved_.empty()) state_.count_error(transfers_.send_back(moved_));
-  if (state_.mapped()) moves_.make_room(0);
+  moves_.make_room(0);
+  if (state_.mapped()) return;
+  std::erase_if(stay, [&](RangeId id) { return state_.ledger.at(id).state != State::kDevice; });
+  if (!stay.empty()) state_.count_error(transfers_.bring_in(stay, nullptr));
 }
 
 }  // namespace umem::engine

@@ -22,12 +22,17 @@ Status Hints::evict(RangeId id) {
   const CallScope scope(state_.table, state_.place);
   // An operator of another thread may have allocated a small block there for itself.
   if (state_.mapped() && (state_.ledger.at(id).segment || state_.ledger.at(id).joined)) return {};
-  if (!state_.active()) return transfers_.send_back({id});
-  if (state_.ledger.at(id).state != State::kDevice) return {};
-  UMEM_RETURN_IF_ERROR(moves_.send_out({id}));
-  if (state_.ledger.at(id).state == State::kDevice)
-    return {Code::kOutOfHostMemory, "the host budget has no room for the block"};
-  return {};
+  bool leaves = true;
+  if (!state_.active()) {
+    leaves = moves_.fits_on_host(id);
+    if (leaves) state_.ledger.hold_host(id);
+    if (leaves) UMEM_RETURN_IF_ERROR(transfers_.send_back({id}));
+  } else if (state_.ledger.at(id).state == State::kDevice) {
+    UMEM_RETURN_IF_ERROR(moves_.send_out({id}));
+    leaves = state_.ledger.at(id).state != State::kDevice;
+  }
+  return leaves ? Status()
+                : Status(Code::kOutOfHostMemory, "the host budget has no room for the block");
 }
 
 Status Hints::check_user_pins(std::size_t more, std::size_t budget) const {

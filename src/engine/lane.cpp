@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "base/thread.h"
 #include "driver/capabilities.h"
 
 namespace umem::engine {
@@ -58,11 +59,10 @@ Status Lane::open() {
   UMEM_RETURN_IF_ERROR(
       check(table_.cuStreamCreate(&stream_, cu::CU_STREAM_NON_BLOCKING), Entry::cuStreamCreate));
   if (place_.context) {
-    watched_ = Watchdog::the().watch(place_.device);
+    UMEM_RETURN_IF_ERROR(Watchdog::the().watch(place_.device, watched_));
     memory_ops_.set_host_node(driver::nearest_host_node(table_, place_.device));
   }
-  if (threaded_) thread_ = std::thread([this] { work(); });
-  return {};
+  return threaded_ ? start_thread(thread_, "moves memory", [this] { work(); }) : Status();
 }
 
 Status Lane::close() {

@@ -122,19 +122,22 @@ Status Sleep::sleep_units(const std::vector<RangeId>& ids) {
   return again.empty() ? Status() : transfers_.send_back(again);
 }
 
-// A discard alone leaves the memory with the driver, which counts it as used until it is needed.
-// Sending it to the host afterwards frees it without a copy, but takes host memory, which the host
-// budget may not allow.
+// A discard, if the driver has it, alone leaves the memory with the driver, which counts it as used
+// until it is needed. Sending it to the host afterwards frees it without a copy, but takes host
+// memory, which the host budget may not allow.
 Status Sleep::discard_units(const std::vector<RangeId>& ids) {
   if (ids.empty()) return {};
   for (RangeId id : ids)
     if (state_.ledger.at(id).read_mostly) UMEM_RETURN_IF_ERROR(write_back_.advise(id, false));
   UMEM_RETURN_IF_ERROR(transfers_.discard(ids));
+  const bool discarded = transfers_.local().can_discard();
   std::vector<RangeId> leaving;
   for (RangeId id : ids) {
-    state_.counters.bytes_discarded += state_.ledger.at(id).bytes;
-    if (state_.follows_plans()) state_.planned->evicted(id);
+    const Unit& unit = state_.ledger.at(id);
+    if (discarded || unit.state == State::kHost) state_.counters.bytes_discarded += unit.bytes;
     const bool leaves = moves_.fits_on_host(id);
+    if (!leaves && !discarded) continue;
+    if (state_.follows_plans()) state_.planned->evicted(id);
     if (state_.active()) state_.ledger.set_state(id, leaves ? State::kHost : State::kVoid);
     if (!leaves) continue;
     state_.ledger.hold_host(id);

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdio>
 
+#include "base/thread.h"
+
 namespace umem::engine {
 namespace {
 
@@ -22,16 +24,15 @@ Watchdog& Watchdog::the() {
   return *watchdog;
 }
 
-WatchedCalls* Watchdog::watch(int device) {
+Status Watchdog::watch(int device, WatchedCalls*& calls) {
   const std::lock_guard alone(lifetime_);
-  WatchedCalls* calls = nullptr;
-  {
-    const std::lock_guard guard(mutex_);
-    calls = &watched_.emplace_back(device);
+  if (!thread_.joinable()) {
     ending_ = false;
+    UMEM_RETURN_IF_ERROR(start_thread(thread_, "watches driver calls", [this] { run(); }));
   }
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
-  return calls;
+  const std::lock_guard guard(mutex_);
+  calls = &watched_.emplace_back(device);
+  return {};
 }
 
 void Watchdog::forget(WatchedCalls* calls) {

@@ -9,6 +9,8 @@
 #include <string>
 #include <thread>
 
+#include "base/status.h"
+
 namespace umem::engine {
 
 // The calls of one lane, which come one at a time.
@@ -29,7 +31,8 @@ class Watchdog {
 
   // Takes effect within seconds; 0: no reports.
   void set_patience(double seconds) { patience_ = seconds; }
-  WatchedCalls* watch(int device);
+  // Sets `calls`, which `forget` ends.
+  Status watch(int device, WatchedCalls*& calls);
   void forget(WatchedCalls* calls);
 
   // Its lifetime is that of a call. Null: not watched.

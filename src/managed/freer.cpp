@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "base/thread.h"
 
 namespace umem::managed {
 namespace {
@@ -19,14 +20,20 @@ Freer::~Freer() {
   if (thread_.joinable()) thread_.detach();
 }
 
-void Freer::open() {
+Status Freer::open() {
   entered_ = false;
-  thread_ = std::thread([this] { work(); });
+  return start_thread(thread_, "frees memory", [this] { work(); });
 }
 
-Status Freer::close() {
-  if (!thread_.joinable()) return {};
-  Status status = wait();
+Status Freer::drain() {
+  UMEM_RETURN_IF_ERROR(wait());
+  const std::lock_guard guard(mutex_);
+  if (done_ == added_) return {};
+  return {Code::kBadState, "memory cannot be freed while a graph is captured; end the capture"};
+}
+
+void Freer::close() {
+  if (!thread_.joinable()) return;
   {
     const std::lock_guard guard(mutex_);
     stopping_ = true;
@@ -34,7 +41,6 @@ Status Freer::close() {
   changed_.notify_all();
   thread_.join();
   stopping_ = false;
-  return status;
 }
 
 void Freer::comes_after(std::uint64_t ticket) {

@@ -38,10 +38,12 @@ class Freer {
   Freer(const Freer&) = delete;
   Freer& operator=(const Freer&) = delete;
 
-  void open();
-  // Frees the remaining memory, waits for it and ends the thread; returns the driver's error if it
-  // refused.
-  Status close();
+  Status open();
+  // Frees the remaining memory and waits for it. The thread goes on if some of it cannot be freed:
+  // the driver refused it, or a graph is being captured.
+  Status drain();
+  // Ends the thread. Nothing is added to a drained freer that is closed.
+  void close();
 
   // Memory that is added from now on is freed after the moves up to the ticket.
   void comes_after(std::uint64_t ticket);

@@ -134,6 +134,10 @@ class Ledger {
     UMEM_ASSERT(op_pinned_ >= unit.bytes, "the bytes of a pinned unit are counted");
     op_pinned_ -= unit.bytes;
   }
+  void forget_op_pins() {
+    for (Unit& unit : units_) unit.op_pins = 0;
+    op_pinned_ = 0;
+  }
   // Marks the unit as `in_collective`. If all marked units together exceed `most` bytes, the mark
   // of the oldest ends.
   void begin_collective(RangeId id, std::size_t most);

@@ -157,7 +157,9 @@ bool serves_graphs() noexcept {
 }
 
 void capture_begin() noexcept {
-  ++state().captures;
+  State& s = state();
+  ++s.captures;
+  each_lock(s, [](DeviceLock&) {});
 }
 
 void capture_end() noexcept {

@@ -16,6 +16,7 @@ HeldDevices::HeldDevices(State& s, DeviceMask mask) : state_(s) {
 }
 
 bool HeldDevices::busy() const {
+  if (state_.captures > 0) return true;
   return std::any_of(locks_.begin(), locks_.end(), [](const DeviceLock& lock) {
     Device& device = *lock.device();
     return lock.slot().waiting > 0 || device.arena.stats().active[arena::kAll].current > 0 ||

@@ -110,7 +110,8 @@ class HeldDevices {
     for (const DeviceLock& lock : locks_) act(*lock.device());
   }
   bool empty() const { return locks_.empty(); }
-  // True if blocks are live, or in use on a stream or by an op: the devices must stay open.
+  // True if blocks are live, or in use on a stream or by an op, or while a graph is captured: the
+  // devices must stay open.
   bool busy() const;
 
  private:

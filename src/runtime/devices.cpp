@@ -128,8 +128,10 @@ Status release_place(State& s, const driver::Place& place) {
 Status close_device(Device& device) {
   device.engine.finish_retired();
   UMEM_RETURN_IF_ERROR(trim_cache(device, 0));
-  UMEM_RETURN_IF_ERROR(device.freer.close());
-  return device.engine.close();
+  UMEM_RETURN_IF_ERROR(device.freer.drain());
+  UMEM_RETURN_IF_ERROR(device.engine.close());
+  device.freer.close();
+  return {};
 }
 
 // Called by the engine where dead bytes take the room that it needs.
@@ -184,17 +186,18 @@ static Result<std::unique_ptr<Device>> make_device(State& s, const driver::Place
                                        *policy::find(options.policy), &release_cached);
   made->ballast = std::move(ballast);
   UMEM_RETURN_IF_ERROR(note_memory(s, *made));
-  if (Status status = made->engine.open(limits_of(s, options, ordinal)); !status.ok()) {
+  Status opened = made->engine.open(limits_of(s, options, ordinal));
+  if (opened.ok() && made->frees_on_thread()) opened = made->freer.open();
+  if (!opened.ok()) {
     const Status closed = made->engine.close();
-    (void)closed;
-    return status;
+    (void)closed;  // the first error is the one to report
+    return opened;
   }
   if (s.logs_transfers) {
     if (const Status logged = made->engine.start_log(); !logged.ok())
       std::fprintf(stderr, "umem: warning: %s; a profile has no rows of device %d\n",
                    logged.message().c_str(), ordinal);
   }
-  if (made->frees_on_thread()) made->freer.open();
   made->arena.set_listener(&s.listener);
   made->engine.set_workspace_sizes(s.workspace_sizes);
   for (const residency::Exemption& rule : s.exemptions) made->engine.ledger().add_exemption(rule);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -43,23 +44,6 @@ std::uint32_t group(const Op* op) {
   }
 }
 
-Result<arena::Allocation> take_block(DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
-                                     const Op* op) {
-  Device& device = *lock.device();
-  retire_reclaimed(device);
-  device.engine.finish_retired();  // also of those
-  give_up_layout(device);
-  Result<arena::Allocation> block = device.arena.allocate(bytes, stream, group(op));
-  if (block.ok()) return block;
-  ++device.arena.stats().retries;
-  // The driver has no more memory: free the cache.
-  UMEM_RETURN_IF_ERROR(trim_cache(device, 0));
-  UMEM_RETURN_IF_ERROR(wait_until_freed(lock));  // without the lock for a while
-  device.engine.finish_retired();
-  give_up_layout(device);
-  return device.arena.allocate(bytes, stream, group(op));
-}
-
 // Hands the arena's block over to the engine, which makes room and populates its pages.
 Status hand_over(State& s, Device& device, const arena::Allocation& block, cu::CUstream stream,
                  const Op* op) {
@@ -73,17 +57,32 @@ Status hand_over(State& s, Device& device, const arena::Allocation& block, cu::C
   const std::size_t unit_bytes = block.large ? block.bytes : kPageBytes;
   Status admitted =
       engine.admit(block.range, unit_bytes, !block.large, why.tag, why.family, stream);
-  if (admitted.ok()) return {};
-  const Result<arena::Freed> undone = device.arena.free(block.ptr);
-  if (undone.ok() && undone.value().last_in_range) engine.retire(block.range);
+  if (!admitted.ok()) engine.retire(block.range);
   return admitted;
 }
 
 Result<arena::Allocation> serve(State& s, DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
                                 const Op* op) {
-  Result<arena::Allocation> taken = take_block(lock, bytes, stream, op);
-  if (taken.ok()) UMEM_RETURN_IF_ERROR(hand_over(s, *lock.device(), taken.value(), stream, op));
-  return taken;
+  Device& device = *lock.device();
+  retire_reclaimed(device);
+  device.engine.finish_retired();  // also of those
+  give_up_layout(device);
+  bool refused = false;
+  const auto admit = [&](const arena::Allocation& block) {
+    Status admitted = hand_over(s, device, block, stream, op);
+    refused = !admitted.ok();
+    return admitted;
+  };
+  Result<arena::Allocation> block =
+      device.arena.allocate(bytes, stream, group(op), std::cref(admit));
+  if (block.ok() || refused) return block;
+  ++device.arena.stats().retries;
+  // The driver has no more memory: free the cache.
+  UMEM_RETURN_IF_ERROR(trim_cache(device, 0));
+  UMEM_RETURN_IF_ERROR(wait_until_freed(lock));  // without the lock for a while
+  device.engine.finish_retired();
+  give_up_layout(device);
+  return device.arena.allocate(bytes, stream, group(op), std::cref(admit));
 }
 
 // Waits for blocks that other streams still use: the last reserve.
@@ -218,6 +217,8 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
              "' has no room, or the limit of its file is reached: free space there, raise the "
              "limit, or name another folder";
     if (!is_out_of_memory(status.code())) return Status(status.code(), why);
+    const Status trimmed = trim_cache(device, 0);  // otherwise the refused block's range stays
+    (void)trimmed;  // memory that the driver refuses to take back stays cached
     warn_refused(s, device, bytes, why);
     return out_of_memory(device, status.code(), bytes, why);
   }

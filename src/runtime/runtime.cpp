@@ -65,6 +65,20 @@ void unlock_after_fork() {
   each_mutex(s, [](std::mutex& mutex) { mutex.unlock(); });
 }
 
+// In a forked child: other threads' ops and waits end in the parent.
+void keep_own_ops(State& s) {
+  s.operating = 0;
+  for (const Op* op = t_op; op; op = op->parent) s.operating += op->operating ? 1 : 0;
+  each_lock(s, [](DeviceLock& lock) {
+    lock.slot().waiting = 0;
+    residency::Ledger& ledger = lock.device()->engine.ledger();
+    ledger.forget_op_pins();
+    for (const Op* op = t_op; op; op = op->parent)
+      for (std::uint32_t i = 0; i < op->n_pinned; ++i)
+        if (ledger.has(op->pinned[i])) ledger.pin(op->pinned[i]);
+  });
+}
+
 // A forked child gets a consistent copy; if a GPU was in use, a copy that touches nothing.
 // Registered after the device's handlers, and therefore locked before them, which is the lock
 // order.
@@ -76,8 +90,7 @@ void register_fork_handlers() {
       State& s = state();
       trace::recorder().leave_to_parent();
       if (s.driver.kind == driver::Kind::kCuda && s.open()) s.forked = true;
-      s.operating = 0;  // other threads' ops end in the parent
-      for (const Op* op = t_op; op; op = op->parent) s.operating += op->operating ? 1 : 0;
+      keep_own_ops(s);
     });
   });
 }
@@ -159,7 +172,8 @@ static Status resume(State& s, const Options& options) {
   if (!same_device(options, s.options))
     return {Code::kBadState, "tensors of the previous session are still alive on the device '" +
                                  s.options.device + ":" + s.options.profile +
-                                 "'; free them, or keep the device options"};
+                                 "', or a graph is being captured; free them, or keep the device "
+                                 "options"};
   each_device(s, [](Device& device) { device.engine.finish_moves(); });
   forget_device_budgets(s);
   UMEM_RETURN_IF_ERROR(apply_limits(s, options));
@@ -203,6 +217,7 @@ Status stop() {
     s.exemptions.clear();
     for (const trace::Sink sink : {trace::kPlan, trace::kFile}) RecorderLock(s)->stop(sink);
   }
+  if (s.captures > 0) return {};  // a wait for the device would break the capture
   FirstError error;
   each_lock(s, [&](DeviceLock& lock) { error.keep(settle(s, lock)); });
   UMEM_RETURN_IF_ERROR(error.take());

@@ -47,6 +47,20 @@ def test_it_is_torchs_exception_and_says_what_holds_the_memory() -> None:
         tensors.clear()
 
 
+def test_a_refused_block_leaves_no_trace_in_torchs_figures() -> None:
+    with umem.enable(device="cuda", **LIMITS):
+        kept = torch.ones(MIB, device="cuda")
+        torch.cuda.reset_peak_memory_stats()
+        reserved = torch.cuda.memory_reserved()
+        made = torch.cuda.memory_stats()["allocation.all.allocated"]
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated() == 4 * MIB
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == made
+        assert torch.cuda.memory_reserved() <= reserved
+        assert bool(kept.cpu().eq(1).all())
+
+
 @pytest.mark.parametrize("nbytes", [1 << 50, (1 << 62) + 1])
 def test_absurd_sizes_are_out_of_memory_too(nbytes: int) -> None:
     with umem.enable(device="cuda", **LIMITS), pytest.raises(torch.OutOfMemoryError):

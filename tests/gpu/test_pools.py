@@ -139,6 +139,31 @@ def test_hints_go_on_after_a_capture() -> None:
     del kept, graph, source, result
 
 
+def test_a_capture_that_fails_is_over() -> None:
+    source = full(3.0)
+    handle = torch.cuda.graph_pool_handle()
+    graph = torch.cuda.CUDAGraph()
+
+    def forbidden() -> None:
+        with torch.cuda.graph(graph, pool=handle):
+            source.clone()
+            torch.cuda.synchronize()
+
+    for _ in range(2):  # the second capture uses the same pool
+        with pytest.raises(RuntimeError):
+            forbidden()
+        del graph
+        graph = torch.cuda.CUDAGraph()
+    after = full(4.0)
+    assert core.owns(after.data_ptr())
+    steps = umem.stats().steps
+    umem.step()
+    assert umem.stats().steps == steps + 1
+    assert holds(source, 3.0)
+    assert holds(after, 4.0)
+    del graph, source, after
+
+
 @needs_torch("2.15")
 def test_a_conditional_body_allocates_from_the_graphs_pool(
     program: Callable[..., tuple[str, str]],

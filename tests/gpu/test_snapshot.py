@@ -101,6 +101,23 @@ def test_history_has_each_event_with_its_stack() -> None:
     assert times == sorted(times)
 
 
+def test_a_block_that_another_stream_held_has_the_stack_of_its_allocation() -> None:
+    """It is free once a later request finds the stream's work over, whoever makes that request."""
+    torch.cuda.memory._record_memory_history(max_entries=1000, stacks="python")
+    side = torch.cuda.Stream()
+    x = make_tensor(8)
+    address = x.data_ptr()
+    with torch.cuda.stream(side):
+        x.fill_(1)
+    x.record_stream(side)
+    del x
+    torch.cuda.synchronize()
+    other = torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
+    (freed,) = [e for e in trace() if e["action"] == "free_completed" and e["addr"] == address]
+    assert "make_tensor" in names(freed["frames"])
+    del other
+
+
 def test_live_blocks_know_where_they_were_made() -> None:
     torch.cuda.memory._record_memory_history(context="state", stacks="python")
     x = make_tensor(8)

@@ -355,6 +355,34 @@ void refusals() {
   g_refuse_memory = false;
 }
 
+// A block that is refused counts nowhere, and its bytes serve the next request.
+void refused_blocks() {
+  const driver::Table table = make_table();
+  managed::RangeTable ranges(table);
+  Arena arena(table, ranges, {});
+  const auto refuse = [](const Allocation&) { return Status(Code::kOutOfHostMemory, "no room"); };
+  for (const std::size_t bytes : {std::size_t{1000}, 4 * MiB}) {
+    const arena::ArenaStats before = arena.stats();
+    const Result<Allocation> refused = arena.allocate(bytes, stream(0), 0, refuse);
+    EXPECT(refused.code() == Code::kOutOfHostMemory);
+    const arena::ArenaStats& now = arena.stats();
+    for (const auto& [then, after] : {std::pair{before.allocations, now.allocations},
+                                      std::pair{before.allocated_bytes, now.allocated_bytes},
+                                      std::pair{before.active_bytes, now.active_bytes},
+                                      std::pair{before.inactive_split, now.inactive_split}})
+      EXPECT(after[arena::kAll].peak == then[arena::kAll].peak &&
+             after[arena::kAll].allocated == then[arena::kAll].allocated);
+    EXPECT(arena.footprint().cached_bytes ==
+           static_cast<std::size_t>(now.reserved_bytes[arena::kAll].current));
+    arena.check_invariants();
+    const auto made = now.driver_allocs;
+    const Allocation block = arena.allocate(bytes, stream(0)).value();
+    EXPECT(block.first_in_range && now.driver_allocs == made);
+    EXPECT(arena.free(block.ptr).ok());
+    EXPECT(arena.trim(0, {}).ok());
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -371,6 +399,7 @@ int main(int argc, char** argv) {
   small_blocks();
   g_ranges.clear();
   refusals();
+  refused_blocks();
   std::printf("%s: %d wrong\n", g_wrong ? "FAILED" : "ok", g_wrong.load());
   return g_wrong ? 1 : 0;
 }

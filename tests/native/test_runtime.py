@@ -442,6 +442,66 @@ def test_policy_can_change_at_run_time(blocks: Blocks) -> None:
         _core_testing.set_policy("clever")
 
 
+def test_a_policy_that_begins_to_evict_keeps_pins_and_the_host_budget(blocks: Blocks) -> None:
+    _core.start(options(32 * MIB, policy="none", host_budget_bytes=8 * MIB))
+    ptrs = [blocks.take(4 * MIB) for _ in range(5)]
+    for ptr in ptrs:
+        use(ptr)
+    _core.hold([(ptrs[0], 4 * MIB)], "pin", ["x"])
+    _core_testing.set_policy("lru")
+    stats = _core.stats()
+    assert stats["host_bytes"] == 8 * MIB
+    assert stats["resident_bytes"] == 12 * MIB
+    assert _core.where(ptrs[0], 1)["resident_bytes"] == 1
+    for index, ptr in enumerate(ptrs):
+        use(ptr)
+        _core_testing.store(ptr, bytes([index]))
+    assert [bytes(_core_testing.load(ptr, 1))[0] for ptr in ptrs] == list(range(5))
+
+
+def test_an_eviction_by_hand_keeps_the_host_budget_under_any_policy(blocks: Blocks) -> None:
+    _core.start(options(32 * MIB, policy="none", host_budget_bytes=4 * MIB))
+    first, second = blocks.take(4 * MIB), blocks.take(4 * MIB)
+    _core.evict([(first, 1)])
+    with pytest.raises(OutOfMemoryError, match="host budget"):
+        _core.evict([(second, 1)])
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_has_no_ops_of_other_threads(blocks: Blocks) -> None:
+    _core.start(options())
+    own, others = blocks.take(4 * MIB), blocks.take(4 * MIB)
+    begun, forked = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        token = _core.op_begin([others], "", "forward")
+        begun.set()
+        forked.wait()
+        _core.op_end(token, "")
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    begun.wait()
+    token = _core.op_begin([own], "", "forward")
+    child = os.fork()
+    if child == 0:
+        try:
+            _core.evict([(others, 1)])
+            with pytest.raises(StateError, match="in use"):
+                _core.evict([(own, 1)])
+            _core.op_end(token, "")
+            _core.evict([(own, 1)])
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with pytest.raises(StateError, match="in use"):
+        _core.evict([(others, 1)])
+    _core.op_end(token, "")
+    forked.set()
+    thread.join()
+
+
 def test_start_again(blocks: Blocks) -> None:
     _core.start(options())
     _core.start(options())  # the same: a no-op
@@ -736,6 +796,8 @@ def test_a_refused_block_leaves_the_accounts_right(blocks: Blocks) -> None:
     with pytest.raises(OutOfMemoryError):
         _core.allocate(100 * MIB)
     assert ledger_bytes() == _core.stats()["resident_bytes"]
+    assert _core.stats()["cached_bytes"] == 0  # neither the refused block's range nor the dead one
+    blocks.drop(blocks.take(36 * MIB))
     _core_testing.instrument()
     _core_testing.inject("cuMemDiscardBatchAsync", 1, 999)
     try:

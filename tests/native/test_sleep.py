@@ -165,6 +165,21 @@ def test_discarded_bytes_are_not_copied_out(program: Program) -> None:
     program.fill("g")  # memory like any other
 
 
+def test_a_driver_without_discards_counts_none(program: Program) -> None:
+    _core.tag(program.take("g"), "grad")
+    _core_testing.instrument()
+    try:
+        for nth in range(1, 10):
+            _core_testing.inject("cuMemDiscardBatchAsync", nth, 500)  # CUDA_ERROR_NOT_FOUND
+        _core.sleep(["grad"], True)
+        assert _core.stats()["bytes_discarded"] == 0
+        assert free_pages() == FRAMES
+        assert program.away() == {"g"}
+        assert _core.wake(ALL, 0) == 4 * MIB
+    finally:
+        _core_testing.clear_injections()
+
+
 def test_what_is_written_unseen_after_a_discard_stays(program: Program) -> None:
     """By an access outside of umem's ops; neither waking nor sleeping again may lose it."""
     _core.tag(program.take("g"), "grad")

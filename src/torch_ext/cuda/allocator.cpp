@@ -70,7 +70,11 @@ CudaAllocator& CudaAllocator::instance() {
 
 // Not for a private pool, and not if the program wants uncached memory.
 bool CudaAllocator::serves(c10::DeviceIndex device, cudaStream_t stream) {
-  return !pools_.claim(device, stream) && C10_LIKELY(native_->isEnabled());
+  if (C10_UNLIKELY(pools_.any())) {
+    end_abandoned();
+    if (pools_.claim(device, stream)) return false;
+  }
+  return C10_LIKELY(native_->isEnabled());
 }
 
 c10::DataPtr CudaAllocator::allocate(std::size_t bytes) {
@@ -174,7 +178,7 @@ void CudaAllocator::fail(std::size_t bytes, c10::DeviceIndex device, cudaStream_
 bool CudaAllocator::release(void* ptr) {
   const bool profiled = c10::memoryProfilingEnabled();
   if (C10_UNLIKELY(profiled)) history_.follow();
-  const History::Scope scope(history_, History::Level::ALL);
+  const History::Scope scope(history_, History::Level::ALL, ptr);
   if (C10_UNLIKELY(!runtime::release(ptr))) return false;
   report_free(ptr, profiled);
   return true;

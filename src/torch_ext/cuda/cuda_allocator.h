@@ -128,11 +128,13 @@ class CudaAllocator final : public caching::CUDAAllocator {
   // The number of devices that torch's allocators know; 0 before CUDA is initialised.
   int device_count();
   void tell_outside_bytes(c10::DeviceIndex device);
+  void end_abandoned();
 
   caching::CUDAAllocator* native_ = nullptr;
   History history_;
   Pools pools_;
-  std::mutex mutex_;  // guards the following
+  std::mutex outside_mutex_;  // so that the last report is the latest figure
+  std::mutex mutex_;          // guards the following
   std::vector<caching::OutOfMemoryObserver> oom_observers_;
   struct {
     double set = 0;

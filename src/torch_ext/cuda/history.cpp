@@ -38,6 +38,7 @@ Action action_of(EventKind kind) {
 }  // namespace
 
 thread_local arena::Event History::t_last{EventKind::kAlloc, 0, 0, 0, 0, 0};
+constinit thread_local std::uintptr_t History::t_freed = 0;
 
 void History::enter() {
   if (const Recorder recorder = recorder_.load()) t_context = recorder();
@@ -93,8 +94,10 @@ void History::listen() {
 }
 
 void History::on_event(const arena::Event& event) {
-  // Ranges that leave meanwhile are not this thread's requests.
-  if (event.kind == EventKind::kAlloc || event.kind == EventKind::kFreeRequested) t_last = event;
+  // Ranges and other threads' blocks that leave meanwhile are not this thread's requests.
+  if (event.kind == EventKind::kAlloc ||
+      (event.kind == EventKind::kFreeRequested && event.address == t_freed))
+    t_last = event;
   g_history.load()->handle(event);
 }
 
@@ -103,9 +106,17 @@ void History::handle(const arena::Event& event) {
   if (event.kind == EventKind::kOutOfMemory) return;
   std::lock_guard guard(mutex_);
   if (!recording() && trackers_.empty()) return;
+  const bool freed =
+      event.kind == EventKind::kFreeRequested || event.kind == EventKind::kFreeCompleted;
+  if (freed && event.address != t_freed) {
+    const auto found = blocks_.find(event.address);
+    add_entry(action_of(event.kind), event.device, event.address, event.requested, event.stream,
+              found == blocks_.end() ? nullptr : found->second.context, "");
+  } else {
+    add_entry(action_of(event.kind), event.device, event.address, event.requested, event.stream,
+              t_context, t_user_metadata);
+  }
   if (recording()) keep_live(event);
-  add_entry(action_of(event.kind), event.device, event.address, event.requested, event.stream,
-            t_user_metadata);
 }
 
 void History::keep_live(const arena::Event& event) {
@@ -129,11 +140,12 @@ void History::keep_live(const arena::Event& event) {
 }
 
 void History::add_entry(Action action, int device, std::size_t address, std::size_t bytes,
-                        std::uintptr_t stream, const std::string& metadata) {
+                        std::uintptr_t stream, const Context& context,
+                        const std::string& metadata) {
   const bool with_stack = wants_stack(Level::ALLOC);
   Entry entry(action, static_cast<c10::DeviceIndex>(device), address, bytes,
               reinterpret_cast<void*>(stream), {0, 0}, c10::getApproximateTime(),
-              with_stack ? t_context : nullptr,
+              with_stack ? context : nullptr,
               t_compile_contexts.empty() ? "" : t_compile_contexts.back(), metadata);
   // NCCL's process group registers each segment that its tracker hears of (with
   // TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK), and managed memory cannot be registered.
@@ -150,7 +162,7 @@ void History::out_of_memory(int device, std::size_t free_bytes, std::size_t byte
                             std::uintptr_t stream) {
   std::lock_guard guard(mutex_);
   if (recording() || !trackers_.empty())
-    add_entry(Action::OOM, device, free_bytes, bytes, stream, t_user_metadata);
+    add_entry(Action::OOM, device, free_bytes, bytes, stream, t_context, t_user_metadata);
 }
 
 History::Context History::context_of(const void* ptr) {
@@ -166,7 +178,8 @@ void History::annotate([[maybe_unused]] const void* ptr,
   const auto found = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
   if (found == blocks_.end()) return;
   const Live& live = found->second;
-  add_entry(Action::ANNOTATE, live.device, found->first, live.bytes, live.stream, metadata);
+  add_entry(Action::ANNOTATE, live.device, found->first, live.bytes, live.stream, t_context,
+            metadata);
 #endif
 }
 

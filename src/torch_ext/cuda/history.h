@@ -29,13 +29,18 @@ class History {
 
   // The calling stack of events inside the scope, if stacks of `level` are recorded. Made before
   // the runtime is called: gathering a stack takes the GIL, and a device's lock is held when an
-  // event arrives. Blocks that another thread frees, because it used the device, have no stack.
+  // event arrives. `freed`: the block that this thread frees; all others that are freed in the
+  // scope were left by other threads because this one used the device, and have the stack of their
+  // allocation, as in torch's own allocator.
   class Scope {
    public:
-    Scope(History& history, Level level) : entered_(history.wants_stack(level)) {
+    Scope(History& history, Level level, const void* freed = nullptr)
+        : entered_(history.wants_stack(level)) {
+      t_freed = reinterpret_cast<std::uintptr_t>(freed);
       if (C10_UNLIKELY(entered_)) history.enter();
     }
     ~Scope() {
+      t_freed = 0;
       if (C10_UNLIKELY(entered_)) leave();
     }
     Scope(const Scope&) = delete;
@@ -53,7 +58,7 @@ class History {
   void follow() {
     if (!follow_.load(std::memory_order_relaxed)) start_following();
   }
-  // The last event that this thread caused; only where `follow` was called before.
+  // The last block that this thread requested or freed; only where `follow` was called before.
   static const arena::Event& last_event() { return t_last; }
 
   void out_of_memory(int device, std::size_t free_bytes, std::size_t bytes, std::uintptr_t stream);
@@ -88,11 +93,12 @@ class History {
   void handle(const arena::Event& event);
   void keep_live(const arena::Event& event);
   void add_entry(Entry::Action action, int device, std::size_t address, std::size_t bytes,
-                 std::uintptr_t stream, const std::string& metadata);
+                 std::uintptr_t stream, const Context& context, const std::string& metadata);
   void append_segments(Snapshot& snapshot, int device);
   void append_traces(Snapshot& snapshot);
 
   static thread_local arena::Event t_last;
+  static constinit thread_local std::uintptr_t t_freed;
 
   std::atomic<bool> recording_{false};
   std::atomic<int> level_{0};  // stacks up to this level are gathered

@@ -1,12 +1,15 @@
 #include "torch_ext/cuda/pools.h"
 
+#include <c10/cuda/CUDAStream.h>
+
 #include <algorithm>
 
 namespace umem::torch_ext {
 
 void Pools::begin(c10::DeviceIndex device, c10::MempoolId_t id, Filter filter, bool capture) {
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
   std::lock_guard guard(mutex_);
-  active_.push_back({device, id, std::move(filter), capture});
+  active_.push_back({device, id, std::move(filter), capture, std::this_thread::get_id(), stream});
   count_.store(static_cast<int>(active_.size()), std::memory_order_relaxed);
 }
 
@@ -22,7 +25,22 @@ bool Pools::end(c10::DeviceIndex device, c10::MempoolId_t id) {
   return capture;
 }
 
-bool Pools::any_claims(c10::DeviceIndex device, cudaStream_t stream) {
+// A graph is captured from one thread's current stream, and that thread allocates nothing between
+// `begin` and the start of the capture.
+std::vector<std::pair<c10::DeviceIndex, c10::MempoolId_t>> Pools::abandoned() {
+  std::lock_guard guard(mutex_);
+  std::vector<std::pair<c10::DeviceIndex, c10::MempoolId_t>> found;
+  for (const Active& pool : active_) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
+    if (!pool.capture || pool.thread != std::this_thread::get_id() ||
+        cudaStreamIsCapturing(pool.stream, &status) != cudaSuccess)
+      continue;
+    if (status == cudaStreamCaptureStatusNone) found.emplace_back(pool.device, pool.id);
+  }
+  return found;
+}
+
+bool Pools::claim(c10::DeviceIndex device, cudaStream_t stream) {
   std::lock_guard guard(mutex_);
   return std::any_of(active_.begin(), active_.end(), [&](const Active& pool) {
     return pool.device == device && pool.filter(stream);

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <functional>
 #include <mutex>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace umem::torch_ext {
@@ -17,12 +19,12 @@ class Pools {
   void begin(c10::DeviceIndex device, c10::MempoolId_t id, Filter filter, bool capture);
   // The `capture` given to `begin`; false if it never began.
   bool end(c10::DeviceIndex device, c10::MempoolId_t id);
+  // The pools of captures that this thread began, and that are over although `end` was not called.
+  std::vector<std::pair<c10::DeviceIndex, c10::MempoolId_t>> abandoned();
 
-  // One load where no pool is active, which is nearly always.
-  bool claim(c10::DeviceIndex device, cudaStream_t stream) {
-    if (C10_LIKELY(count_.load(std::memory_order_relaxed) == 0)) return false;
-    return any_claims(device, stream);
-  }
+  // One load; no pool is active nearly always.
+  bool any() const { return count_.load(std::memory_order_relaxed) != 0; }
+  bool claim(c10::DeviceIndex device, cudaStream_t stream);
 
  private:
   struct Active {
@@ -30,8 +32,9 @@ class Pools {
     c10::MempoolId_t id;
     Filter filter;
     bool capture;
+    std::thread::id thread;
+    cudaStream_t stream;  // that is captured
   };
-  bool any_claims(c10::DeviceIndex device, cudaStream_t stream);
 
   std::atomic<int> count_{0};
   std::mutex mutex_;

@@ -3,6 +3,7 @@
 
 #include "runtime/accounts.h"
 #include "torch_ext/cuda/cuda_allocator.h"
+#include "torch_ext/unlocked.h"
 
 namespace umem::torch_ext {
 namespace {
@@ -25,10 +26,16 @@ bool announces_capture([[maybe_unused]] c10::DeviceIndex device,
 
 // A replay uses its inputs at times that umem does not see.
 void check_graphs(c10::DeviceIndex device, const Pools::Filter& filter) {
+  const Unlocked without_gil;
   TORCH_CHECK(
       runtime::serves_graphs() || !is_of_graph(device, filter),
       "umem: with backing=mapped no CUDA graph can be captured, because its replays would use "
       "memory that umem may be moving; use backing=managed (UMEM_BACKING=managed)");
+}
+
+void begin_capture() {
+  const Unlocked without_gil;
+  runtime::capture_begin();
 }
 
 }  // namespace
@@ -37,9 +44,16 @@ void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_
                                         Pools::Filter filter) {
   check_graphs(device, filter);  // before the capture begins
   const bool capture = announces_capture(device, filter);
+  end_abandoned();
   native_->beginAllocateToPool(device, id, filter);
-  if (capture) runtime::capture_begin();
+  if (capture) begin_capture();
   pools_.begin(device, id, std::move(filter), capture);
+}
+
+// torch before 2.13 ends nothing if a capture fails, but the graph whose filter it passed may be
+// destroyed.
+void CudaAllocator::end_abandoned() {
+  for (const auto& [device, id] : pools_.abandoned()) endAllocateToPool(device, id);
 }
 
 void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id) {
@@ -50,7 +64,7 @@ void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t 
 
 #if UMEM_TORCH_AT_LEAST(2, 13)
 void CudaAllocator::markCaptureBegin(c10::DeviceIndex device) {
-  runtime::capture_begin();
+  begin_capture();
   native_->markCaptureBegin(device);
 }
 

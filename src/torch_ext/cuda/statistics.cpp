@@ -92,6 +92,8 @@ void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) 
 
 // Reports the memory that torch's own allocator holds for private pools, in addition to umem's.
 void CudaAllocator::tell_outside_bytes(c10::DeviceIndex device) {
+  const Unlocked without_gil;
+  const std::lock_guard in_order(outside_mutex_);
   const auto reserved = native_->getDeviceStats(device)
                             .reserved_bytes[static_cast<std::size_t>(StatType::AGGREGATE)]
                             .current;
