@@ -590,8 +590,8 @@ void Engine::set_policy(const policy::Policy& policy) {
   std::vector<RangeId> stay;
   for (RangeId id = 1; id < state_.ledger.capacity(); ++id) {
     if (state_.ledger.at(id).state != State::kVoid) continue;
-    const bool pinned = state_.ledger.at(id).user_pins > 0;
-    const bool stays = state_.mapped() || pinned || !moves_.fits_on_host(id);
+    const bool kept = state_.ledger.kept_in_place(id);
+    const bool stays = state_.mapped() || kept || !moves_.fits_on_host(id);
     state_.ledger.set_state(id, stays ? State::kDevice : State::kHost);
     (stays ? stay : moved_).push_back(id);
   }

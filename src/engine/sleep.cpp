@@ -134,8 +134,11 @@ Status Sleep::discard_units(const std::vector<RangeId>& ids) {
   std::vector<RangeId> leaving;
   for (RangeId id : ids) {
     const Unit& unit = state_.ledger.at(id);
-    if (discarded || unit.state == State::kHost) state_.counters.bytes_discarded += unit.bytes;
     const bool leaves = moves_.fits_on_host(id);
+    if (discarded || unit.state == State::kHost)
+      state_.counters.bytes_discarded += unit.bytes;
+    else if (leaves && unit.state == State::kDevice)
+      state_.counters.bytes_out += unit.bytes;  // by a copy
     if (!leaves && !discarded) continue;
     if (state_.follows_plans()) state_.planned->evicted(id);
     if (state_.active()) state_.ledger.set_state(id, leaves ? State::kHost : State::kVoid);

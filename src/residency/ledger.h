@@ -134,9 +134,12 @@ class Ledger {
     UMEM_ASSERT(op_pinned_ >= unit.bytes, "the bytes of a pinned unit are counted");
     op_pinned_ -= unit.bytes;
   }
-  void forget_op_pins() {
+  // Replaces all pins by ops. A block of a layout that was freed is no unit, and keeps its pins.
+  void set_op_pins(const std::vector<RangeId>& pins) {
     for (Unit& unit : units_) unit.op_pins = 0;
     op_pinned_ = 0;
+    for (RangeId id : pins)
+      if (id < units_.size() && units_[id].op_pins++ == 0) op_pinned_ += units_[id].bytes;
   }
   // Marks the unit as `in_collective`. If all marked units together exceed `most` bytes, the mark
   // of the oldest ends.

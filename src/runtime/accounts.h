@@ -48,7 +48,7 @@ UMEM_API void release_cached() noexcept;
 // False if captured work would use memory that moves unseen by it: mapped memory.
 UMEM_API bool serves_graphs() noexcept;
 // Between the two calls (they nest, across threads) a stream may be capturing a graph, so umem
-// makes no driver call that would break a capture. The first waits for calls of other threads.
+// makes no driver call that would break a capture.
 UMEM_API void capture_begin() noexcept;
 UMEM_API void capture_end() noexcept;
 

@@ -43,7 +43,7 @@ class DeviceLock {
     unlock();
     wait();
     lock();
-    --slot_->waiting;
+    if (slot_->waiting > 0) --slot_->waiting;  // 0 in a child that was forked meanwhile
   }
 
  private:

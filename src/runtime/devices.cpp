@@ -128,6 +128,8 @@ Status release_place(State& s, const driver::Place& place) {
 Status close_device(Device& device) {
   device.engine.finish_retired();
   UMEM_RETURN_IF_ERROR(trim_cache(device, 0));
+  if (*device.place.captures > 0)  // then nothing was trimmed
+    return {Code::kBadState, "a graph is being captured; end the capture first"};
   UMEM_RETURN_IF_ERROR(device.freer.drain());
   UMEM_RETURN_IF_ERROR(device.engine.close());
   device.freer.close();

@@ -217,7 +217,8 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
              "' has no room, or the limit of its file is reached: free space there, raise the "
              "limit, or name another folder";
     if (!is_out_of_memory(status.code())) return Status(status.code(), why);
-    const Status trimmed = trim_cache(device, 0);  // otherwise the refused block's range stays
+    // Otherwise the refused block's range stays. An idle layout does.
+    const Status trimmed = trim_cache(device, kPageBytes);
     (void)trimmed;  // memory that the driver refuses to take back stays cached
     warn_refused(s, device, bytes, why);
     return out_of_memory(device, status.code(), bytes, why);

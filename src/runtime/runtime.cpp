@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "engine/watchdog.h"
 #include "policy/registry.h"
@@ -69,13 +70,12 @@ void unlock_after_fork() {
 void keep_own_ops(State& s) {
   s.operating = 0;
   for (const Op* op = t_op; op; op = op->parent) s.operating += op->operating ? 1 : 0;
-  each_lock(s, [](DeviceLock& lock) {
+  std::vector<managed::RangeId> pinned;
+  for (const Op* op = t_op; op; op = op->parent)
+    pinned.insert(pinned.end(), op->pinned, op->pinned + op->n_pinned);
+  each_lock(s, [&](DeviceLock& lock) {
     lock.slot().waiting = 0;
-    residency::Ledger& ledger = lock.device()->engine.ledger();
-    ledger.forget_op_pins();
-    for (const Op* op = t_op; op; op = op->parent)
-      for (std::uint32_t i = 0; i < op->n_pinned; ++i)
-        if (ledger.has(op->pinned[i])) ledger.pin(op->pinned[i]);
+    lock.device()->engine.ledger().set_op_pins(pinned);
   });
 }
 

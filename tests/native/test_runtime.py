@@ -448,11 +448,12 @@ def test_a_policy_that_begins_to_evict_keeps_pins_and_the_host_budget(blocks: Bl
     for ptr in ptrs:
         use(ptr)
     _core.hold([(ptrs[0], 4 * MIB)], "pin", ["x"])
+    _core.hold([(ptrs[3], 4 * MIB)], "exempt", ["y"])
     _core_testing.set_policy("lru")
     stats = _core.stats()
     assert stats["host_bytes"] == 8 * MIB
     assert stats["resident_bytes"] == 12 * MIB
-    assert _core.where(ptrs[0], 1)["resident_bytes"] == 1
+    assert [_core.where(ptr, 1)["resident_bytes"] for ptr in ptrs] == [1, 0, 0, 1, 1]
     for index, ptr in enumerate(ptrs):
         use(ptr)
         _core_testing.store(ptr, bytes([index]))
@@ -796,7 +797,7 @@ def test_a_refused_block_leaves_the_accounts_right(blocks: Blocks) -> None:
     with pytest.raises(OutOfMemoryError):
         _core.allocate(100 * MIB)
     assert ledger_bytes() == _core.stats()["resident_bytes"]
-    assert _core.stats()["cached_bytes"] == 0  # neither the refused block's range nor the dead one
+    assert _core.stats()["cached_bytes"] <= PAGE  # neither the refused block's range nor the dead one
     blocks.drop(blocks.take(36 * MIB))
     _core_testing.instrument()
     _core_testing.inject("cuMemDiscardBatchAsync", 1, 999)

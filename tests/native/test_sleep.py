@@ -173,6 +173,7 @@ def test_a_driver_without_discards_counts_none(program: Program) -> None:
             _core_testing.inject("cuMemDiscardBatchAsync", nth, 500)  # CUDA_ERROR_NOT_FOUND
         _core.sleep(["grad"], True)
         assert _core.stats()["bytes_discarded"] == 0
+        assert _core.stats()["bytes_out"] == 4 * MIB
         assert free_pages() == FRAMES
         assert program.away() == {"g"}
         assert _core.wake(ALL, 0) == 4 * MIB

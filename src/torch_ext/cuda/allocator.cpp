@@ -220,6 +220,7 @@ void CudaAllocator::recordStream(const c10::DataPtr& ptr, c10::cuda::CUDAStream 
 }
 
 void* CudaAllocator::getBaseAllocation(void* ptr, std::size_t* bytes) {
+  const Unlocked without_gil;
   std::size_t size = 0;
   void* base = runtime::base_of(ptr, &size);
   if (!base) return native_->getBaseAllocation(ptr, bytes);
@@ -234,8 +235,10 @@ void CudaAllocator::cacheInfo(c10::DeviceIndex device, std::size_t* largest) {
 }
 
 void CudaAllocator::emptyCache(c10::MempoolId_t id) {
+  end_abandoned();
   if (id == c10::MempoolId_t{0, 0}) {
     const History::Scope scope(history_, History::Level::ALL);
+    const Unlocked without_gil;
     runtime::release_cached();
   }
   native_->emptyCache(id);

@@ -128,7 +128,7 @@ class CudaAllocator final : public caching::CUDAAllocator {
   // The number of devices that torch's allocators know; 0 before CUDA is initialised.
   int device_count();
   void tell_outside_bytes(c10::DeviceIndex device);
-  void end_abandoned();
+  void end_abandoned() noexcept;
 
   caching::CUDAAllocator* native_ = nullptr;
   History history_;

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "arena/stats.h"
@@ -36,11 +37,11 @@ class History {
    public:
     Scope(History& history, Level level, const void* freed = nullptr)
         : entered_(history.wants_stack(level)) {
-      t_freed = reinterpret_cast<std::uintptr_t>(freed);
-      if (C10_UNLIKELY(entered_)) history.enter();
+      if (C10_UNLIKELY(entered_)) history.enter();  // which may free blocks
+      around_ = std::exchange(t_freed, reinterpret_cast<std::uintptr_t>(freed));
     }
     ~Scope() {
-      t_freed = 0;
+      t_freed = around_;
       if (C10_UNLIKELY(entered_)) leave();
     }
     Scope(const Scope&) = delete;
@@ -48,6 +49,7 @@ class History {
 
    private:
     const bool entered_;
+    std::uintptr_t around_;
   };
 
   void record(bool enabled, Recorder recorder, std::size_t max_entries, Level when, bool clear,

@@ -43,9 +43,10 @@ bool cuda_allocator_installed() {
   return caching::get() == &CudaAllocator::instance();
 }
 
-void install_cuda_allocator() {
+// Returns true if it was not installed.
+static bool install() {
   std::lock_guard guard(g_mutex);
-  if (cuda_allocator_installed()) return;
+  if (cuda_allocator_installed()) return false;
   caching::CUDAAllocator* present = caching::get();
   check_replaceable(*present);
   CudaAllocator& ours = CudaAllocator::instance();
@@ -58,8 +59,14 @@ void install_cuda_allocator() {
                 "must be enabled without it");
   }
   g_was_installed = true;
+  return true;
+}
+
+void install_cuda_allocator() {
+  if (!install()) return;
+  CudaAllocator& ours = CudaAllocator::instance();
   if (ours.initialized()) tell_workspace_sizes();  // else `init` does
-  ours.tell_outside_bytes();
+  ours.tell_outside_bytes();                       // without Python's lock for a while
   runtime::set_memory_fraction(caching::CUDAAllocatorConfig::per_process_memory_fraction());
 }
 

@@ -9,15 +9,15 @@ namespace umem::torch_ext {
 void Pools::begin(c10::DeviceIndex device, c10::MempoolId_t id, Filter filter, bool capture) {
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
   std::lock_guard guard(mutex_);
+  std::erase_if(abandoned_, [&](const Active& pool) { return pool.is(device, id); });
   active_.push_back({device, id, std::move(filter), capture, std::this_thread::get_id(), stream});
   count_.store(static_cast<int>(active_.size()), std::memory_order_relaxed);
 }
 
 bool Pools::end(c10::DeviceIndex device, c10::MempoolId_t id) {
   std::lock_guard guard(mutex_);
-  const auto ended = std::find_if(active_.begin(), active_.end(), [&](const Active& pool) {
-    return pool.device == device && pool.id == id;
-  });
+  const auto ended = std::find_if(active_.begin(), active_.end(),
+                                  [&](const Active& pool) { return pool.is(device, id); });
   if (ended == active_.end()) return false;
   const bool capture = ended->capture;
   active_.erase(ended);
@@ -25,19 +25,32 @@ bool Pools::end(c10::DeviceIndex device, c10::MempoolId_t id) {
   return capture;
 }
 
-// A graph is captured from one thread's current stream, and that thread allocates nothing between
+// A graph is captured from its thread's current stream, and that thread allocates nothing between
 // `begin` and the start of the capture.
-std::vector<std::pair<c10::DeviceIndex, c10::MempoolId_t>> Pools::abandoned() {
+std::vector<std::pair<c10::DeviceIndex, c10::MempoolId_t>> Pools::take_abandoned() {
   std::lock_guard guard(mutex_);
   std::vector<std::pair<c10::DeviceIndex, c10::MempoolId_t>> found;
-  for (const Active& pool : active_) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
-    if (!pool.capture || pool.thread != std::this_thread::get_id() ||
-        cudaStreamIsCapturing(pool.stream, &status) != cudaSuccess)
-      continue;
-    if (status == cudaStreamCaptureStatusNone) found.emplace_back(pool.device, pool.id);
-  }
+  std::erase_if(active_, [&](Active& pool) {
+    if (!pool.capture) return false;
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(pool.stream, &status) != cudaSuccess) {
+      (void)cudaGetLastError();  // otherwise the program's next check reports it
+      return false;
+    }
+    const bool over = status == cudaStreamCaptureStatusNone;
+    pool.seen_capturing |= !over;
+    if (!over || (!pool.seen_capturing && pool.thread != std::this_thread::get_id())) return false;
+    found.emplace_back(pool.device, pool.id);
+    abandoned_.push_back(pool);
+    return true;
+  });
+  count_.store(static_cast<int>(active_.size()), std::memory_order_relaxed);
   return found;
+}
+
+bool Pools::was_abandoned(c10::DeviceIndex device, c10::MempoolId_t id) {
+  std::lock_guard guard(mutex_);
+  return std::erase_if(abandoned_, [&](const Active& pool) { return pool.is(device, id); }) > 0;
 }
 
 bool Pools::claim(c10::DeviceIndex device, cudaStream_t stream) {

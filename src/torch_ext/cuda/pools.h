@@ -19,8 +19,10 @@ class Pools {
   void begin(c10::DeviceIndex device, c10::MempoolId_t id, Filter filter, bool capture);
   // The `capture` given to `begin`; false if it never began.
   bool end(c10::DeviceIndex device, c10::MempoolId_t id);
-  // The pools of captures that this thread began, and that are over although `end` was not called.
-  std::vector<std::pair<c10::DeviceIndex, c10::MempoolId_t>> abandoned();
+  // Ends, and returns, the pools of captures that are over although `end` was not called.
+  std::vector<std::pair<c10::DeviceIndex, c10::MempoolId_t>> take_abandoned();
+  // True, once, for such a pool whose end comes after all.
+  bool was_abandoned(c10::DeviceIndex device, c10::MempoolId_t id);
 
   // One load; no pool is active nearly always.
   bool any() const { return count_.load(std::memory_order_relaxed) != 0; }
@@ -33,12 +35,16 @@ class Pools {
     Filter filter;
     bool capture;
     std::thread::id thread;
-    cudaStream_t stream;  // that is captured
+    cudaStream_t stream;          // that is captured
+    bool seen_capturing = false;  // before that, only its thread knows that the capture failed
+    bool is(c10::DeviceIndex at, const c10::MempoolId_t& pool) const {
+      return device == at && id == pool;
+    }
   };
 
   std::atomic<int> count_{0};
   std::mutex mutex_;
-  std::vector<Active> active_;
+  std::vector<Active> active_, abandoned_;
 };
 
 }  // namespace umem::torch_ext

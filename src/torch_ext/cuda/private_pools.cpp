@@ -1,4 +1,5 @@
 // Private pools: torch's own allocator keeps them; umem notes which are active and what they hold.
+#include <ATen/core/CachingHostAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include "runtime/accounts.h"
@@ -33,11 +34,6 @@ void check_graphs(c10::DeviceIndex device, const Pools::Filter& filter) {
       "memory that umem may be moving; use backing=managed (UMEM_BACKING=managed)");
 }
 
-void begin_capture() {
-  const Unlocked without_gil;
-  runtime::capture_begin();
-}
-
 }  // namespace
 
 void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id,
@@ -46,17 +42,28 @@ void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_
   const bool capture = announces_capture(device, filter);
   end_abandoned();
   native_->beginAllocateToPool(device, id, filter);
-  if (capture) begin_capture();
+  if (capture) runtime::capture_begin();
   pools_.begin(device, id, std::move(filter), capture);
 }
 
 // torch before 2.13 ends nothing if a capture fails, but the graph whose filter it passed may be
 // destroyed.
-void CudaAllocator::end_abandoned() {
-  for (const auto& [device, id] : pools_.abandoned()) endAllocateToPool(device, id);
+void CudaAllocator::end_abandoned() noexcept {
+#if !UMEM_TORCH_AT_LEAST(2, 13)
+  for (const auto& [device, id] : pools_.take_abandoned()) {
+    runtime::capture_end();
+    try {
+      native_->endAllocateToPool(device, id);
+      at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(id);
+    } catch (const std::exception&) {
+      // Torch ended it meanwhile.
+    }
+  }
+#endif
 }
 
 void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id) {
+  if (pools_.was_abandoned(device, id)) return;
   if (pools_.end(device, id)) runtime::capture_end();
   native_->endAllocateToPool(device, id);
   tell_outside_bytes(device);
@@ -64,7 +71,7 @@ void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t 
 
 #if UMEM_TORCH_AT_LEAST(2, 13)
 void CudaAllocator::markCaptureBegin(c10::DeviceIndex device) {
-  begin_capture();
+  runtime::capture_begin();
   native_->markCaptureBegin(device);
 }
 
@@ -75,6 +82,7 @@ void CudaAllocator::markCaptureEnd(c10::DeviceIndex device) {
 #endif
 
 void CudaAllocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t id) {
+  end_abandoned();
   native_->releasePool(device, id);
   tell_outside_bytes(device);
 }
