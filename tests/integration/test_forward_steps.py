@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -192,6 +193,27 @@ def test_a_call_that_raises_is_a_call() -> None:
         assert steps_of(times(3, net)) == 3
 
 
+class Interrupted(Block):
+    interrupt = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.interrupt:
+            raise KeyboardInterrupt
+        return self.inner(x)
+
+
+@pytest.mark.usefixtures("session")
+def test_steps_go_on_with_the_next_call_of_a_module_that_was_interrupted() -> None:
+    net, other = Interrupted(), Block()
+    with torch.no_grad():
+        with pytest.raises(KeyboardInterrupt):
+            net(torch.ones(2, 8))
+        net.interrupt = False
+        net(torch.ones(2, 8))
+        assert not net._forward_hooks
+        assert steps_of(times(5, other)) == 4
+
+
 @pytest.mark.usefixtures("session")
 def test_compiled_code_has_steps_where_the_program_calls_it_and_is_compiled_once() -> None:
     from torch._dynamo.testing import CompileCounter
@@ -227,11 +249,12 @@ def test_scripted_modules_have_steps() -> None:
 
 def test_nothing_is_left_in_torch() -> None:
     hooks = torch.nn.modules.module._global_forward_pre_hooks
-    before = dict(hooks)
+    before, filters = dict(hooks), list(warnings.filters)
     with umem.enable(budget="64MiB", device="soft"):
         assert len(hooks) == len(before) + 1
         Leaves()(torch.ones(2, 8))
     assert dict(hooks) == before
+    assert warnings.filters == filters
 
 
 class Leaves(Block):

@@ -760,6 +760,30 @@ def test_a_graph_of_old_weights_is_refused(held: threading.Event) -> None:
         gc.collect()
 
 
+@pytest.mark.parametrize("how", ["pickle", "deepcopy"])
+def test_a_copy_of_an_optimizer_with_masters_is_a_plain_one(how: str) -> None:
+    with umem.enable(budget="96MiB", device="soft", policy="lru"):
+        model = net(torch.bfloat16)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        paged = umem.page_optimizer(optimizer, update="host", masters=True)
+        backward(model)
+        optimizer.step()
+        both = model, optimizer
+        other, copied = pickle.loads(pickle.dumps(both)) if how == "pickle" else copy.deepcopy(both)
+        backward(other)
+        copied.step()
+        for parameter, state in copied.state.items():
+            assert state["exp_avg"].dtype == parameter.dtype
+            assert "master" not in state
+        assert all("master" in state for state in optimizer.state.values())
+        backward(model)
+        optimizer.step()
+        paged.remove()
+        assert "__getstate__" not in vars(optimizer)
+        del model, optimizer, paged, both, other, copied, parameter, state
+        gc.collect()
+
+
 def test_the_states_of_masters_stay_with_the_host() -> None:
     """State updated on the device keeps the parameter's type."""
     with umem.enable(budget="96MiB", device="soft", policy="lru"):

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 from support import program  # noqa: E402
 
 import umem  # noqa: E402
+from umem.base.native import core  # noqa: E402
 
 MIB = 1 << 20
 LEVELS = {"umem/resident_bytes", "umem/live_bytes", "umem/host_bytes"}
@@ -79,6 +80,15 @@ def test_the_share_of_hits_is_that_of_operators_under_a_plan() -> None:
     assert scalars()["umem/plan_hit_share"] > 0.9
     umem.disable()
     assert umem.Scalars()().keys() == LEVELS
+
+
+def test_a_gpu_has_no_faults_to_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its driver does not report them."""
+    enable()
+    scalars = umem.Scalars()
+    umem.step()
+    monkeypatch.setattr(core, "current_options", lambda: SimpleNamespace(device="cuda"))
+    assert scalars().keys() == LEVELS | FLOWS - {"umem/faults_per_step"}
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, library: str, **names: object) -> None:

@@ -210,7 +210,7 @@ def test_more_is_updated_on_a_faster_host() -> None:
         device = device_profiles.find("a100-pcie4")
         trace = recorded.trace
         trace = replace(trace, op_us=np.full(trace.n_ops, 1.0))  # else it is this machine's
-        planned = recorded._replace(device=device, trace=trace)
+        planned = replace(recorded, device=device, trace=trace)
         addresses = {p.data_ptr() for p in net.parameters() if p.dim() == 2}
 
         def choose(planned: PlannedStep, rate: float, mine: set[int]) -> frozenset[int] | None:
@@ -220,7 +220,7 @@ def test_more_is_updated_on_a_faster_host() -> None:
         fast = choose(planned, 1e6, addresses)
         assert fast
         assert fast <= addresses
-        assert choose(planned._replace(budget=1 << 34), 1.0, addresses) == frozenset()
+        assert choose(replace(planned, budget=1 << 34), 1.0, addresses) == frozenset()
         assert choose(planned, 1e6, {1}) is None  # another optimizer's step
         del net, optimizer
 

@@ -332,6 +332,13 @@ assert cuda.get_device_properties(0).total_memory > 0
 print(cuda.get_device_name(0), cuda.get_device_capability(), cuda.is_bf16_supported())
 torch.manual_seed(0)
 cuda.manual_seed_all(0)
+generators: "list[torch.Generator | None]" = [
+    torch.Generator(*device) for device in (["cuda"], [cuda.current_device()], ["cpu"], [])
+]
+for generator in generators:
+    assert isinstance(generator.manual_seed(0), torch.Generator)
+    torch.rand(8, device="cuda" if generator is generators[0] else "cpu", generator=generator)
+def seeded(generator: torch.Generator | None = None): pass
 net = torch.nn.Linear(256, 256)
 x = torch.randn(8, 256, device=0)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -356,10 +363,10 @@ for _ in range(3):
 def test_calls_of_cuda_have_answers(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(CALLING)
-    default = torch.set_default_device
+    before = torch.set_default_device, torch.Generator
     recording = script.trace(path, [])
     assert recording.steps == 3
-    assert torch.set_default_device is default
+    assert (torch.set_default_device, torch.Generator) == before
     assert torch.zeros(1).device.type == "cpu"
     weights = [b.bytes for b in recording.blocks.values() if b.tag == "param" and not b.on_host]
     assert sorted(weights) == [256 * 4, 256 * 256 * 4]

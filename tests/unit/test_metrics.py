@@ -21,7 +21,8 @@ MEANINGS = {name: f"what {name} is" for name in NAMES}
 
 def sample(pid: int, program: str = "train.py", **stats: int) -> dict[str, Any]:
     return {
-        "pid": pid, "program": program, "time": 1.0, "device": "cuda", "policy": "auto",
+        "pid": pid, "socket": str(pid), "program": program, "time": 1.0, "device": "soft",
+        "policy": "auto",
         "allocator": "subclass", "stats": {**{name: i for i, name in enumerate(NAMES)}, **stats},
         "tags": {"param": {"blocks": 2, "bytes": 800, "resident_bytes": 300}},
     }  # fmt: skip
@@ -51,6 +52,21 @@ def test_what_only_grows_is_a_counter() -> None:
     assert {"disk_bytes_in", "disk_bytes_out", "disk_busy_in_us", "disk_busy_out_us"} <= COUNTERS
     assert not any(name.startswith(("peak_", "largest_")) for name in COUNTERS)  # a reset lowers it
     assert families["umem_faults"].documentation == "what faults is"
+
+
+def test_processes_of_one_id_are_told_apart() -> None:
+    """Equal labels would make Prometheus refuse the sample."""
+    text = metrics([sample(7), sample(7) | {"socket": "7-2"}], MEANINGS)
+    for family in read(text):
+        labels = [tuple(sorted(each.labels.items())) for each in family.samples]
+        assert len(set(labels)) == len(labels) == 2
+
+
+def test_a_gpu_has_no_figure_of_what_its_driver_does_not_report() -> None:
+    found = values(metrics([sample(7), sample(8) | {"device": "cuda"}], MEANINGS))
+    lacking = {name for name in NAMES if ("8", "") not in found[f"umem_{name}"]}
+    assert lacking == {"faults", "stall_us"}
+    assert all(("7", "") in found[f"umem_{name}"] for name in NAMES)
 
 
 def test_names_from_elsewhere_stay_labels() -> None:

@@ -156,6 +156,27 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(home: Path) -> None:
     second.close()
 
 
+def test_two_containers_that_start_at_once_get_a_socket_each(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their processes may have the same ID."""
+    listen = socket.socket.listen
+    others: list[server.Server] = []
+
+    def between(self: socket.socket, backlog: int) -> None:
+        listen(self, backlog)
+        monkeypatch.setattr(socket.socket, "listen", listen)
+        others.append(server.Server(None, about))
+
+    monkeypatch.setattr(socket.socket, "listen", between)
+    server.start(True, about)
+    assert sorted(path.stem for path in server.running()) == [
+        str(os.getpid()), f"{os.getpid()}-2"
+    ]  # fmt: skip
+    assert {server.ask(path)["pid"] for path in server.running()} == {os.getpid()}
+    others[0].close()
+
+
 def test_a_path_in_use_is_an_error_and_a_stale_one_is_not(home: Path) -> None:
     home.mkdir(0o700)
     path = home / "mine.sock"
@@ -377,6 +398,11 @@ def test_top_shows_all_processes(home: Path, capsys: pytest.CaptureFixture[str])
     assert all(view["in_bytes_per_s"] == 0 for view in found["processes"])
     assert main(["top", "--all", "--once", "--interval", "0.02"]) == 0
     assert capsys.readouterr().out.startswith("umem top: 2 processes\n")
+    assert [view["socket"] for view in found["processes"]] == [
+        str(os.getpid()), f"{os.getpid()}-2"
+    ]  # fmt: skip
+    assert main(["top", "--once", "--interval", "0.02", "--json", f"{os.getpid()}-2"]) == 0
+    assert json.loads(capsys.readouterr().out)["socket"] == f"{os.getpid()}-2"
     other.close()
     assert main(["top", "--all", "1"]) == 2
     assert "only one of them" in capsys.readouterr().err

@@ -59,10 +59,20 @@ def test_each_rank_has_its_files() -> None:
     assert ranks.placed(path, {}) == path
     assert ranks.placed(path, TORCHRUN) == Path("out/x.rank5.jsonl.gz")
     assert ranks.placed(Path("%r/x.jsonl"), TORCHRUN) == Path("5/x.jsonl")
-    assert ranks.placed(Path("x-%p.jsonl"), TORCHRUN) == Path(f"x-{os.getpid()}.jsonl")
-    assert ranks.placed(Path("x-%p.jsonl"), {}) == Path(f"x-{os.getpid()}.jsonl")
     with pytest.raises(ConfigError, match="allowed: %p"):
         ranks.placed(Path("x%r.jsonl"), {})
+
+
+def test_each_process_has_its_files_also_if_ids_repeat(tmp_path: Path) -> None:
+    """As those of two containers that share a folder."""
+    pattern, process = tmp_path / "x-%p.jsonl", os.getpid()
+    files = [ranks.placed(pattern, environ) for environ in (TORCHRUN, {}, {})]
+    assert [path.name for path in files] == [
+        f"x-{process}.jsonl", f"x-{process}-2.jsonl", f"x-{process}-3.jsonl"
+    ]  # fmt: skip
+    assert all(path.exists() for path in files)
+    # Whoever opens it reports that the folder is missing.
+    assert ranks.placed(tmp_path / "%p" / "x.jsonl", {}) == tmp_path / str(process) / "x.jsonl"
 
 
 def test_the_ranks_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,6 +324,25 @@ def test_a_step_with_updates_on_the_host_is_told_so(
         assert f"Not tried: {what}: the step already has updates on the host." in notes
 
 
+@pytest.mark.parametrize("updates", [(), ("--optimizer", "auto")])
+def test_every_replay_of_a_page_has_the_host_budget(
+    updates: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limits: list[int] = []
+
+    class Watched(_core.Replay):
+        def __init__(self, options: _core.Options) -> None:
+            limits.append(options.host_budget_bytes)
+            super().__init__(options)
+
+    monkeypatch.setattr(_core, "Replay", Watched)
+    events = synthetic.training(8, 16 * PAGE, PAGE, 3, us=300.0, optimizer=True)
+    trace = write(tmp_path / "t.jsonl", events)
+    assert main(["report", str(trace), "--host-budget", "4GiB", "--json", *updates]) == 0
+    assert len(limits) > 5
+    assert set(limits) == {4 << 30}
+
+
 def test_what_cannot_be_tried_is_left_out_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     step = step_of(synthetic.training(8, 16 * PAGE, PAGE, 3, us=300.0, optimizer=True))
     trials = findings.Trials(step, LINK)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import generate_options_doc
 import numpy as np
+import pytest
 from support import synthetic
 
 import umem
 from umem.base import device_profiles
 from umem.base.stats import Stats
 from umem.monitor import summary as text
+from umem.policies.default.planner import Auto
 from umem.session.planned_step import PlannedStep
 from umem.simulation.replay import replay_step
 from umem.trace.step_builder import last_step
+from umem.trace.step_trace import StepTrace
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [field.name for field in dataclasses.fields(Stats)]
@@ -73,6 +77,8 @@ def test_the_closing_line_has_both_peaks() -> None:
         "umem: 3 steps, plan hits 75.0 % (3 of 4 ops), 5 MiB in, 0 B out, 0 faults, "
         "peak 16 MiB of 16 MiB, live at most 12 MiB"
     )
+    # A GPU's driver does not report faults.
+    assert text.closing(run, device="cuda") == text.closing(run).replace(" 0 faults,", "")
 
 
 def test_the_closing_line_says_how_much_a_disk_is_written() -> None:
@@ -161,6 +167,25 @@ def test_what_the_advice_names_is_faster_in_replay() -> None:
             )
             assert now > 1.04 * then
     assert 4 < named < 20
+
+
+def test_the_cost_of_an_unchanged_step_is_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimated: list[int] = []
+    estimate = Auto.estimate_us
+
+    def counted(auto: Auto, step: StepTrace, device: Any, budget: int, **how: bool) -> float:
+        estimated.append(budget)
+        return estimate(auto, step, device, budget, **how)
+
+    monkeypatch.setattr(Auto, "estimate_us", counted)
+    step = last_step(synthetic.training(6, 2 << 20, 4 << 20, 2))
+    device = device_profiles.find("a100-pcie4")
+    planned = PlannedStep(step, np.zeros(step.n_tensors, int), device, 16 << 20)
+    first, *others = [planned.cost(budget) for budget in (32 << 20, 16 << 20, 32 << 20, 16 << 20)]
+    assert estimated == [32 << 20, 16 << 20]
+    assert first == others[1] != others[0] == others[2]
+    assert dataclasses.replace(planned, budget=1).cost(32 << 20) == first
+    assert len(estimated) == 3  # the link of the replaced step may differ
 
 
 def test_a_notebook_shows_the_record_as_a_table() -> None:

@@ -166,3 +166,16 @@ def test_buffers_of_cuda_core() -> None:
 def test_what_is_no_tensor_is_refused(target: object) -> None:
     with pytest.raises(ConfigError, match=r"umem\.pin\(\.\.\.\) was given a .*; allowed: a tensor"):
         parts(target, "pin")
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (3, "given a int; allowed"),
+        ([Tensor(), {"a": 3}], r"given a int at 1\.a; allowed"),
+        ({"layers": [Tensor(), "x"]}, r"given a str at layers\.1; allowed"),
+    ],
+)
+def test_the_place_of_what_is_refused_is_named(target: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parts(target, "prefetch")

@@ -15,8 +15,8 @@ NAMES = [field.name for field in dataclasses.fields(Stats)]
 
 def sample(seconds: float, pid: int = 7, program: str = "train.py", **stats: int) -> dict[str, Any]:
     return {
-        "pid": pid, "program": program, "time": seconds, "device": "cuda", "policy": "auto",
-        "allocator": "subclass", "stats": {**dict.fromkeys(NAMES, 0), **stats},
+        "pid": pid, "socket": str(pid), "program": program, "time": seconds, "device": "soft",
+        "policy": "auto", "allocator": "subclass", "stats": {**dict.fromkeys(NAMES, 0), **stats},
         "tags": {
             "param": {"blocks": 2, "bytes": 8 * MIB, "resident_bytes": 2 * MIB},
             "grad": {"blocks": 0, "bytes": 0, "resident_bytes": 0},
@@ -87,7 +87,7 @@ def ranks(*steps: float, moved: tuple[int, ...] = (0, 0, 0)) -> list[dict[str, A
 
 def test_processes_are_summed_and_the_slowest_is_named() -> None:
     found = top.overall(ranks(3.0, 2.0, 3.0, moved=(1000 * MIB, 0, 2000 * MIB)))
-    assert found["slowest"] == 2
+    assert found["slowest"] == "2"
     assert found["sum"]["resident_bytes"] == 3 * MIB
     assert found["sum"]["in_bytes_per_s"] == 3 * MIB
     lines = top.render_all(found).splitlines()
@@ -101,7 +101,7 @@ def test_processes_are_summed_and_the_slowest_is_named() -> None:
 
 
 def test_of_ranks_in_lockstep_the_slowest_moves_the_most() -> None:
-    assert top.overall(ranks(3.0, 2.99, 3.0, moved=(5, 0, 9)))["slowest"] == 3
+    assert top.overall(ranks(3.0, 2.99, 3.0, moved=(5, 0, 9)))["slowest"] == "3"
 
 
 def stepping(*steps: int, moved: tuple[int, ...] = (0, 0, 0)) -> list[dict[str, Any]]:
@@ -113,13 +113,13 @@ def stepping(*steps: int, moved: tuple[int, ...] = (0, 0, 0)) -> list[dict[str, 
 
 
 def test_a_rank_without_a_step_in_the_interval_is_the_slowest() -> None:
-    assert top.overall(stepping(3, 0, 3, moved=(9, 0, 9)))["slowest"] == 2
+    assert top.overall(stepping(3, 0, 3, moved=(9, 0, 9)))["slowest"] == "2"
 
 
 def test_a_step_more_or_less_in_the_interval_is_no_difference() -> None:
-    assert top.overall(stepping(1, 2, 1, moved=(0, 9, 5)))["slowest"] == 2
-    assert top.overall(stepping(0, 1, moved=(0, 9)))["slowest"] == 2
-    assert top.overall(stepping(1, 3, moved=(0, 9)))["slowest"] == 1
+    assert top.overall(stepping(1, 2, 1, moved=(0, 9, 5)))["slowest"] == "2"
+    assert top.overall(stepping(0, 1, moved=(0, 9)))["slowest"] == "2"
+    assert top.overall(stepping(1, 3, moved=(0, 9)))["slowest"] == "1"
 
 
 def test_a_process_alone_or_without_steps_is_not_the_slowest() -> None:
@@ -128,6 +128,26 @@ def test_a_process_alone_or_without_steps_is_not_the_slowest() -> None:
     unknown = top.overall([top.view(sample(1.0, pid=n, program="x\x1b"), None) for n in (1, 2)])
     assert unknown["slowest"] is None
     assert "\x1b" not in top.render_all(unknown)
+
+
+def test_of_two_processes_of_one_id_one_is_the_slowest() -> None:
+    fast, slow = ranks(3.0, 2.0)
+    found = top.overall([fast, {**slow, "pid": fast["pid"], "socket": "1-2"}])
+    assert found["slowest"] == "1-2"
+    lines = top.render_all(found).splitlines()
+    assert [line.split()[0] for line in lines[3:5]] == ["1", "1-2"]
+    assert [line for line in lines if "slowest" in line] == ["slowest: 1-2 [rank 1 of 2] x.py"]
+
+
+def test_a_gpu_shows_no_faults() -> None:
+    """Its driver does not report them."""
+    soft = top.view(sample(1.0), sample(0.0))
+    gpu = top.view(sample(1.0) | {"device": "cuda"}, sample(0.0))
+    assert (soft["faults_per_s"], gpu["faults_per_s"]) == (0, None)
+    assert "faults    0, 0 a second" in top.render(soft)
+    assert "faults" not in top.render(gpu)
+    assert top.overall([soft, gpu])["sum"]["faults_per_s"] == 0
+    assert top.overall([gpu])["sum"]["faults_per_s"] is None
 
 
 def test_a_programs_name_moves_no_cursor() -> None:

@@ -24,6 +24,7 @@ _PROPERTIES = SimpleNamespace(
     name="CUDA", major=_CAPABILITY[0], minor=_CAPABILITY[1], total_memory=_MEMORY,
     multi_processor_count=108, warp_size=32, is_integrated=0, is_multi_gpu_board=0,
 )  # fmt: skip
+_torch_generator: Any = torch.Generator
 
 
 class _Event(contextlib.nullcontext[None]):
@@ -46,6 +47,18 @@ class _Event(contextlib.nullcontext[None]):
 
     def elapsed_time(self, _end: object) -> float:
         return 1.0  # ms; programs divide by it
+
+
+class _GeneratorType(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _torch_generator)
+
+
+class _Generator(metaclass=_GeneratorType):
+    """`torch.Generator` for a program on a GPU: its numbers are drawn on fake tensors."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return _torch_generator("cpu" if is_cuda(device) else device)
 
 
 def replacements(scope: Scope) -> list[tuple[Any, str, Any]]:
@@ -77,6 +90,7 @@ def replacements(scope: Scope) -> list[tuple[Any, str, Any]]:
         *classes,
         *((torch.cuda.nvtx, name, _answer(0)) for name in ranges),
         (torch, "set_default_device", set_default_device),
+        (torch, "Generator", _Generator),
         (torch.Tensor, "record_stream", _answer(None)),
         (nn.Module, "cuda", lambda self, *_args, **_kwargs: self._apply(lambda t: t.cuda())),
     ]

@@ -161,7 +161,7 @@ def of_trace(
     step = trace.step
     room = budget if isinstance(budget, int) else replay.budget_of(budget, trace.peak_bytes)
     if shares:
-        step = make.updated(step, shares, policy, device, room)
+        step = make.updated(step, shares, policy, device, room, host_budget=host_budget)
     return make.content(
         step,
         device,

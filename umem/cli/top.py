@@ -28,7 +28,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "were started with UMEM_TOP=1. With --once or --metrics, or if the output is not a "
         "terminal: print one sample.",
     )
-    parser.add_argument("pid", nargs="?", type=_pid, help="its process id; default: the only one")
+    parser.add_argument("pid", nargs="?", type=_pid,
+                        help="its process id, or its socket's name, as 7-2 of a second process "
+                        "with the id 7; default: the only one")  # fmt: skip
     parser.add_argument("--all", action="store_true",
                         help="all that answer, a line each, and their sum")  # fmt: skip
     parser.add_argument("--socket", type=Path, metavar="PATH", help="its socket, if it has its own")
@@ -181,10 +183,11 @@ def _screen(plain: bool) -> Iterator[Callable[[str], Any]]:
         yield lambda text: screen.update(Text(text), refresh=True)
 
 
-def _pid(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
+def _pid(text: str) -> str:
+    number = text.partition("-")[0]
+    if not number.isdecimal() or int(number) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a process id")
-    return int(text)
+    return text
 
 
 def _seconds(text: str) -> float:

@@ -181,7 +181,8 @@ OPTIONS = (
         "off, FILE.jsonl or FILE.jsonl.gz",
         "File for the trace of the whole program: its allocations, reads, writes and "
         "frees, and the durations of its ops (docs/trace_format.md). Each of several ranks has its "
-        "own file, `x.rank1.jsonl` for `x.jsonl`; `%r` in the name is the rank, `%p` the process. "
+        "own file, `x.rank1.jsonl` for `x.jsonl`; `%r` in the name is the rank, `%p` the process "
+        "(`PID-2` if that file exists, as of a process of the same ID in another container). "
         "A child that inherits the variable writes no file, unless the name has `%p`.",
     ),
     Option(

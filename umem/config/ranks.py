@@ -110,6 +110,7 @@ def placed(path: Path, environ: Mapping[str, str] | None = None) -> Path:
     """Return the file of this process, with its rank in place of `%r` and its ID in place of `%p`.
 
     Without either, each of several ranks gets its own file: `x.rank1.jsonl` for `x.jsonl`.
+    A file with the ID is created; if it exists, the ID is followed by `-2`, `-3` and so on.
 
     Raises:
         ConfigError: the name has `%r`, and no launcher gave this process a rank.
@@ -121,12 +122,28 @@ def placed(path: Path, environ: Mapping[str, str] | None = None) -> Path:
             "are not set); allowed: %p, the process ID"
         )
     if _RANK in text or _PROCESS in text:
-        number = "" if mine is None else str(mine.rank)
-        return Path(text.replace(_RANK, number).replace(_PROCESS, str(os.getpid())))
+        named = text.replace(_RANK, "" if mine is None else str(mine.rank))
+        return _of_process(named) if _PROCESS in named else Path(named)
     if mine is None:
         return path
     stem, dot, rest = path.name.partition(".")
     return path.with_name(f"{stem}.rank{mine.rank}{dot}{rest}")
+
+
+def _of_process(text: str) -> Path:
+    """Create a file, and leave that of a process of the same ID in another container alone."""
+    name, number = str(os.getpid()), 1
+    while True:
+        path = Path(text.replace(_PROCESS, name))
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            number += 1
+            name = f"{os.getpid()}-{number}"
+        except OSError:  # opening it reports the same
+            return path
+        else:
+            return path
 
 
 def owns(variable: str, environ: MutableMapping[str, str] | None = None) -> bool:

@@ -38,7 +38,9 @@ COUNTERS = frozenset(
         "advice_ignored",
     )
 )
-_OF_A_PROCESS = ("pid", "program", "device", "policy", "allocator")
+_NOT_OF_A_GPU = ("faults", "stall_us")  # its driver reports neither
+# Containers that share the directory may have processes of the same ID, but not of the same socket.
+OF_A_PROCESS = ("pid", "socket", "program", "device", "policy", "allocator")
 _OF_A_TAG = {
     "blocks": "blocks with this tag",
     "bytes": "bytes in blocks with this tag",
@@ -46,6 +48,11 @@ _OF_A_TAG = {
 }
 Sample = Mapping[str, Any]  # sent by umem/monitor/server.py
 _Value = tuple[dict[str, str], int]  # labels and value
+
+
+def is_measured(name: str, device: str) -> bool:
+    """Return whether the device measures the statistic; else it is 0, which says nothing."""
+    return device != "cuda" or name not in _NOT_OF_A_GPU
 
 
 def growth(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
@@ -58,7 +65,8 @@ def metrics(samples: Sequence[Sample], meanings: Mapping[str, str]) -> str:
     """Format samples of one or more processes, one metric for each field of `umem.stats()`.
 
     A metric is named `umem_` and the field, and ends in `_total` if it only grows. Its labels are
-    the process, its program, device, policy and allocator; `umem_tag_*` have the tag in addition.
+    the process, the name of its socket, its program, device, policy and allocator; `umem_tag_*`
+    have the tag in addition. Processes that do not measure a field are left out of its metric.
     Prometheus's text format, version 0.0.4:
     https://prometheus.io/docs/instrumenting/exposition_formats/
 
@@ -69,7 +77,11 @@ def metrics(samples: Sequence[Sample], meanings: Mapping[str, str]) -> str:
     lines: list[str] = []
     for field in fields(Stats):
         kind = "counter" if field.name in COUNTERS else "gauge"
-        values = ((_labels(sample), sample["stats"][field.name]) for sample in samples)
+        values = (
+            (_labels(sample), sample["stats"][field.name])
+            for sample in samples
+            if is_measured(field.name, sample["device"])
+        )
         lines += _metric(field.name, kind, meanings[field.name], values)
     for name, meaning in _OF_A_TAG.items():
         lines += _metric(f"tag_{name}", "gauge", meaning, _of_tags(samples, name))
@@ -83,7 +95,7 @@ def _of_tags(samples: Iterable[Sample], name: str) -> Iterator[_Value]:
 
 
 def _labels(sample: Sample) -> dict[str, str]:
-    return {name: str(sample[name]) for name in _OF_A_PROCESS}
+    return {name: str(sample[name]) for name in OF_A_PROCESS}
 
 
 def _metric(name: str, kind: str, meaning: str, values: Iterable[_Value]) -> Iterator[str]:

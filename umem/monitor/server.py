@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import socket
 import stat
 import struct
@@ -177,7 +178,7 @@ def snapshot() -> dict[str, Any]:
 
 
 def ask(path: Path) -> dict[str, Any]:
-    """Return the answer of the process that serves the socket.
+    """Return the answer of the process that serves the socket; `socket` is the socket's name.
 
     Raises:
         EndedError: no process serves it.
@@ -196,7 +197,7 @@ def ask(path: Path) -> dict[str, Any]:
         kind = EndedError if ended else StateError
         raise kind(f"{path}: no answer ({error}); is the process still running?") from None
     try:
-        return answer.parse(line)
+        return {**answer.parse(line), "socket": path.stem}
     except ValueError as error:
         raise StateError(f"{path}: no statistics: {error}") from None
 
@@ -215,19 +216,20 @@ def running() -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def find(pid: int) -> Path:
-    """Return the socket of the process.
+def find(name: str) -> Path:
+    """Return the socket of the name, or else that of the process of this number.
 
     Raises:
-        StateError: it has no socket.
+        StateError: there is none.
     """
     # A process of the same number in a container that shares the directory has a suffix.
-    for path in running():
-        if path.stem.split("-")[0] == str(pid):
-            return path
-    known = ", ".join(path.stem for path in running()) or "none"
+    sockets = {path.stem: path for path in running()}
+    for stem in (name, *sockets):
+        if stem in sockets and name in (stem, stem.split("-")[0]):
+            return sockets[stem]
+    known = ", ".join(sockets) or "none"
     raise StateError(
-        f"process {pid} has no socket; start it with UMEM_TOP=1. Processes of this user that have "
+        f"process {name} has no socket; start it with UMEM_TOP=1. Processes of this user that have "
         f"one: {known}"
     )
 
@@ -263,13 +265,12 @@ def _bind_free(stem: Path) -> tuple[socket.socket, Path]:
 
 def _bind(path: Path) -> tuple[socket.socket, Path]:
     """Listen before the socket gets its name, so that no one takes it for a stale one."""
-    unnamed = path.with_name(f".{path.name}.{os.getpid()}")
+    unnamed = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     if len(os.fsencode(unnamed)) > _LONGEST:
         raise OSError(36, f"longer than the {_LONGEST} bytes of a socket's path", str(path))
     made = socket.socket(socket.AF_UNIX)
     try:
         os.fchmod(made.fileno(), 0o600)  # before it is bound, so that others can never open it
-        unnamed.unlink(missing_ok=True)
         made.bind(str(unnamed))
         try:
             made.listen(8)

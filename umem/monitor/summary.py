@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ..base.stats import Stats, plan_hit_share
 from ..base.units import DAY_US, format_bytes
+from .metrics import is_measured
 
 _WORTH = 1.05  # times as long as without transfers, from which a change is named
 _ELSE = (
@@ -131,11 +132,13 @@ def closing(
     why_unplanned: str = "",
     faults: Sequence[tuple[str, int]] = (),
     name: str = "umem",
+    device: str = "",
     **known: Any,
 ) -> str:
     """Summarize the run in one line, for the end of a program, with advice in further lines.
 
     Args:
+        device: "cuda" has no figure of faults.
         name: the start of each line.
         known: the other arguments of `advice`.
     """
@@ -146,7 +149,8 @@ def closing(
     given_up = f", {stats.plans_rolled_back} {plans} rolled back" if stats.plans_rolled_back else ""
     line = (
         f"{name}: {stats.steps} steps, plan hits {hits} ({stats.plan_hits} of {total} ops)"
-        f"{given_up}, {_of(stats.bytes_in)} in, {_of(stats.bytes_out)} out, {stats.faults} faults, "
+        f"{given_up}, {_of(stats.bytes_in)} in, {_of(stats.bytes_out)} out, "
+        f"{f'{stats.faults} faults, ' if is_measured('faults', device) else ''}"
         f"peak {_of(stats.peak_resident_bytes)} of {_of(stats.budget_bytes)}, "
         f"live at most {_of(stats.peak_live_bytes)}"
     )
@@ -267,7 +271,7 @@ def _bytes_a_day(stats: Stats) -> float:
 
 
 def _faults(stats: Stats, device: str) -> list[Row]:
-    if device == "cuda":  # a driver reports neither
+    if not is_measured("faults", device):
         return []
     kind = "" if stats.disk_file_bytes else " (virtual)"
     waited = f"compute waited {stats.stall_us / 1e3:.1f} ms{kind}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..base.stats import plan_hit_share
 from ..base.units import format_bytes
 from ..errors import plain
-from .metrics import growth
+from .metrics import OF_A_PROCESS, growth, is_measured
 
 _BAR = 30
 _SAME = 0.02  # steps a second that differ by less than this share are the same
@@ -29,12 +29,12 @@ def view(now: Sample, before: Sample | None) -> dict[str, Any]:
     grown = stats if earlier is None else growth(stats, earlier)
 
     def rate(name: str) -> float | None:
-        if earlier is None or seconds < _MIN_S:
+        if earlier is None or seconds < _MIN_S or not is_measured(name, now["device"]):
             return None
         return float(grown[name] / seconds)
 
     return {
-        **{name: now[name] for name in ("pid", "program", "device", "policy", "allocator")},
+        **{name: now[name] for name in OF_A_PROCESS},
         "seconds": seconds if earlier is not None else None,
         "in_bytes_per_s": rate("bytes_in"),
         "out_bytes_per_s": rate("bytes_out"),
@@ -63,7 +63,7 @@ def render(view: Mapping[str, Any]) -> str:
         f"host      {_host(stats)}",
         f"lane in   {_moved(stats['bytes_in'], view['in_bytes_per_s'])}",
         f"lane out  {_moved(stats['bytes_out'], view['out_bytes_per_s'])}",
-        f"faults    {stats['faults']}{_a_second(view['faults_per_s'], '.0f')}",
+        *_faults(view),
         f"plan      {_plan(view['plan_hit_share'], stats)}",
         "",
         f"{'tag':<12}{'blocks':>8}{'bytes':>14}{'resident':>14}{'evicted':>14}",
@@ -72,7 +72,7 @@ def render(view: Mapping[str, Any]) -> str:
 
 
 def overall(views: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the views of several processes with their sum, and the number of the slowest one.
+    """Return the views of several processes with their sum, and the socket of the slowest one.
 
     The slowest has the fewest steps a second, or none. Ranks that wait for each other have the same
     rate; among those within `_SAME` or one step of it, the slowest moves the most bytes. None if
@@ -84,12 +84,12 @@ def overall(views: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         fewest = min(view["steps_per_s"] for view in stepping)
         most = fewest * (1 + _SAME)
         near = (v for v in stepping if v["steps_per_s"] <= most + 1 / v["seconds"])
-        slowest = max(near, key=_moved_per_s)["pid"]
+        slowest = max(near, key=_moved_per_s)["socket"]
     return {
         "processes": list(views),
         "sum": {
             **{name: sum(view["stats"][name] for view in views) for name in _SUMMED},
-            **{name: sum(view[name] or 0.0 for view in views) for name in _SUMMED_RATES},
+            **{name: _sum(view[name] for view in views) for name in _SUMMED_RATES},
         },
         "slowest": slowest,
     }
@@ -105,7 +105,7 @@ def render_all(found: Mapping[str, Any]) -> str:
         steps, share = view["steps_per_s"], view["plan_hit_share"]
         lines.append(
             _columns(
-                str(view["pid"]),
+                plain(view["socket"]),
                 *_figures(view["stats"], view),
                 "-" if steps is None else f"{steps:.2f}",
                 "-" if share is None else f"{100 * share:.1f} %",
@@ -114,9 +114,20 @@ def render_all(found: Mapping[str, Any]) -> str:
         )
     lines.append(_columns("sum", *_figures(total, total), "", "", ""))
     for view in views:
-        if view["pid"] == found["slowest"]:
-            lines += ["", f"slowest: {view['pid']} {plain(view['program'])}"]
+        if view["socket"] == found["slowest"]:
+            lines += ["", f"slowest: {plain(view['socket'])} {plain(view['program'])}"]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _sum(rates: Iterable[float | None]) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if known else None
+
+
+def _faults(view: Mapping[str, Any]) -> list[str]:
+    if not is_measured("faults", view["device"]):
+        return []
+    return [f"faults    {view['stats']['faults']}{_a_second(view['faults_per_s'], '.0f')}"]
 
 
 def _moved_per_s(view: Mapping[str, Any]) -> float:

@@ -286,7 +286,7 @@ def _recompute(line: Timeline, trials: Trials) -> list[Finding]:
         if not graph.droppable.any():
             return []
         planner = RecomputePlanner(graph, line.device, result.budget)
-        done = replay.simulate_recompute(planner, "auto")
+        done = replay.simulate_recompute(planner, "auto", host_budget=trials.host_budget)
     except UmemError as error:
         trials.left_out.append(f"recomputation: {error}")
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from ..base.device_profiles import DeviceProfile
 from ..base.progress import progress
@@ -82,9 +83,17 @@ def content(
 
 
 def updated(
-    step: StepTrace, shares: Sequence[float], policy: str, device: DeviceProfile, budget: int
+    step: StepTrace,
+    shares: Sequence[float],
+    policy: str,
+    device: DeviceProfile,
+    budget: int,
+    *,
+    host_budget: int = 0,
 ) -> StepTrace:
     """Return the step with the share of its updates on the host that is fastest in replay.
+
+    Evicted tensors may take `host_budget` bytes; 0 for any number.
 
     Raises:
         ConfigError, PlanError, OutOfMemoryError, StateError: as `replay.replay_step`.
@@ -93,4 +102,5 @@ def updated(
 
     found = candidates(step)
     steps = [on_host(step, found.first(share), device) for share in shares]
-    return min(steps, key=lambda one: replay.replay_step(one, policy, device, budget).step_us)
+    run = partial(replay.replay_step, device=device, budget=budget, host_budget=host_budget)
+    return min(steps, key=lambda one: run(one, policy).step_us)

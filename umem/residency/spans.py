@@ -83,11 +83,11 @@ def _named(target: Any, name: str, what: str) -> Iterator[tuple[str, Any]]:
     if _span(target) is not None:
         yield name, target
         return
-    for key, value in _members(target, what):
+    for key, value in _members(target, name, what):
         yield from _named(value, f"{name}.{key}" if name else key, what)
 
 
-def _members(target: Any, what: str) -> Iterator[tuple[str, Any]]:
+def _members(target: Any, name: str, what: str) -> Iterator[tuple[str, Any]]:
     if isinstance(target, Mapping):
         # The text of a tensor, which is a key of an optimizer's states, is all of its values.
         return (
@@ -101,7 +101,12 @@ def _members(target: Any, what: str) -> Iterator[tuple[str, Any]]:
     if isinstance(target, Iterable) and not isinstance(target, (str, bytes)):
         return ((str(i), value) for i, value in enumerate(target))
     kind = type(target).__name__
-    raise ConfigError(f"umem.{what}(...) was given a {kind}; allowed: {ALLOWED}")
+    raise ConfigError(f"umem.{what}(...) was given a {kind}{_at(name)}; allowed: {ALLOWED}")
+
+
+def _at(name: str) -> str:
+    """Return where in the target an object is, for messages."""
+    return f" at {name}" if name else ""
 
 
 def _part(name: str, tensor: Any, what: str) -> StorageSpan:
@@ -109,8 +114,8 @@ def _part(name: str, tensor: Any, what: str) -> StorageSpan:
     if not hasattr(tensor, "untyped_storage"):
         address, nbytes, dense = _span(tensor) or (0, 0, True)
         return StorageSpan(name, tensor, address, nbytes, dense) if nbytes else nothing
-    if getattr(tensor, "is_meta", False):
-        return nothing
+    if getattr(tensor, "is_meta", False) or "fake" in type(tensor).__name__.lower():
+        return nothing  # torch warns of a question for a fake tensor's address
     try:
         storage = tensor.untyped_storage()
         first, limit = storage.data_ptr(), storage.nbytes()
@@ -119,12 +124,10 @@ def _part(name: str, tensor: Any, what: str) -> StorageSpan:
     except ValueError:  # of a lazy module, without a shape yet
         return nothing
     except (RuntimeError, NotImplementedError) as error:
-        if "fake" in type(tensor).__name__.lower():
-            return nothing
         layout = getattr(tensor, "layout", "unknown")
         raise ConfigError(
-            f"umem.{what}(...): a tensor of layout {layout} has no storage of its own; pass the "
-            "tensors that it consists of, such as values() and indices()"
+            f"umem.{what}(...): a tensor of layout {layout}{_at(name)} has no storage of its own; "
+            "pass the tensors that it consists of, such as values() and indices()"
         ) from error
     if first == 0 or 0 in shape:
         return nothing

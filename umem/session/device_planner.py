@@ -183,7 +183,7 @@ class DevicePlanner:
         ]
         if not any(max(pair) > _OFF * min(pair) for pair in rates):
             return
-        if self._plan_again(plan, step._replace(device=device), trace):
+        if self._plan_again(plan, replace(step, device=device), trace):
             _log.info(
                 "plan %d%s made again: the link has %.1f GB/s in and %.1f out",
                 plan, self._here(), device.bytes_per_us_in / 1e3, device.bytes_per_us_out / 1e3,

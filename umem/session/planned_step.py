@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ..base.native import core
 
@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from .step_recording import StepRecording
 
 
-class PlannedStep(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class PlannedStep:
     """A recorded step as it was planned."""
 
     trace: StepTrace  # without segments
     addresses: Ints  # [m] of its tensors; 0: unknown
     device: DeviceProfile
     budget: int  # bytes
+    # By budget: a live view asks again at each redraw, and to plan a large step takes seconds.
+    _costs: dict[int, StepCost] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def in_segments(self) -> StepTrace:
@@ -30,7 +33,15 @@ class PlannedStep(NamedTuple):
         return with_segments(self.trace, self.addresses)
 
     def cost(self, budget: int) -> StepCost:
-        """Return the cost of a budget in bytes, as the default policy estimates it."""
+        """Return the cost of a budget in bytes, as the default policy estimates it.
+
+        It is estimated once for each budget.
+        """
+        if budget not in self._costs:
+            self._costs[budget] = self._cost(budget)
+        return self._costs[budget]
+
+    def _cost(self, budget: int) -> StepCost:
         from ..monitor.summary import StepCost
         from ..policies.default.planner import Auto
 

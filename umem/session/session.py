@@ -442,8 +442,8 @@ def _at_exit(process: int, summary: bool, is_own: bool) -> None:
         from ..base.native import core
         from ..monitor import summary as text
 
-        faults = core.faults_by_operator()
-        sys.stderr.write(text.closing(now, why, faults, ranks.name(), **costs) + "\n")
+        faults, device = core.faults_by_operator(), core.current_options().device
+        sys.stderr.write(text.closing(now, why, faults, ranks.name(), device, **costs) + "\n")
 
 
 def follow_free_memory() -> None:

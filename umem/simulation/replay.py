@@ -264,10 +264,13 @@ def _size(path: str | os.PathLike[str]) -> int:
         return 0
 
 
-def simulate_recompute(planner: RecomputePlanner, mode: str) -> Recomputed | None:
+def simulate_recompute(
+    planner: RecomputePlanner, mode: str, *, host_budget: int = 0
+) -> Recomputed | None:
     """Replay a step as a mode of `recompute.planner` rewrites it; None where the mode has no way.
 
-    The mode auto is the fastest in replay of the planner's shortlist.
+    The mode auto is the fastest in replay of the planner's shortlist. Evicted tensors may take
+    `host_budget` bytes; 0 for any number.
 
     Raises:
         ConfigError: there is no such mode.
@@ -277,7 +280,9 @@ def simulate_recompute(planner: RecomputePlanner, mode: str) -> Recomputed | Non
     done = []
     for new in rewritten:
         if new is not None:
-            result = replay_step(new.step, registry.DEFAULT, planner.device, planner.budget)
+            result = replay_step(
+                new.step, registry.DEFAULT, planner.device, planner.budget, host_budget=host_budget
+            )
             done.append(Recomputed(mode, new, result))
     return min(done, key=lambda one: one.result.step_us, default=None)
 

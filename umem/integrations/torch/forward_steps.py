@@ -5,6 +5,7 @@ No optimizer step ends their steps, and they have no place for `umem.step()`.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import weakref
 from collections import deque
@@ -69,11 +70,14 @@ class ForwardSteps:
         self._key = handle.id
         self._hooks: dict[int, Any] = handle.hooks_dict_ref() or {}
         warnings.filterwarnings("ignore", message=_EXPECTED, category=UserWarning)
+        self._filter = warnings.filters[0]
 
     def remove(self) -> None:
-        """Remove the hook from torch."""
+        """Remove the hook from torch, and the filter from the warnings."""
         self._removed = True
         self._hooks.pop(self._key, None)
+        with contextlib.suppress(ValueError):  # the program has other filters by now
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
 
     def _outermost(self, module: nn.Module, _args: Any) -> None:
         """Count an outermost call of a module.
@@ -93,6 +97,7 @@ class ForwardSteps:
             self._forward(module)
 
     def _listen_after(self, module: nn.Module) -> None:
+        # torch calls no hook after an interrupt: the hook returns at the module's next call.
         returned = _Returned(self)
         returned.handle = module.register_forward_hook(returned, always_call=True)
 

@@ -114,15 +114,26 @@ class HostUpdate(OfOptimizer):
     def give_back(self, parameters: Iterable[Tensor]) -> None:
         """Move the states to where `load_state_dict` would put them."""
         state_file.settle()
+        for parameter, known in self.plain_states(parameters, copy=True):
+            self._optimizer.state[parameter] = known
+
+    def plain_states(
+        self, parameters: Iterable[Tensor], *, copy: bool = False
+    ) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+        """Yield the parameters' states as a plain optimizer has them: their types and places."""
         for parameter, group in _with_groups(self._optimizer, parameters):
-            known = self._optimizer.state.get(parameter, {})
-            if self._has_master(parameter) and parameter in self._optimizer.state:
-                known = self._optimizer.state[parameter] = masters.lowered(known, parameter)
+            if (known := self._optimizer.state.get(parameter)) is None:
+                continue
+            if self._has_master(parameter):
+                known = masters.lowered(known, parameter)
             on_device = group.get("capturable") or group.get("fused")
-            for name, value in known.items():
-                if isinstance(value, Tensor):
-                    stays = name == "step" and not on_device
-                    known[name] = value.to("cpu" if stays else parameter.device, copy=True)
+            places = {
+                name: "cpu" if name == "step" and not on_device else parameter.device
+                for name, value in known.items()
+                if isinstance(value, Tensor)
+            }
+            moved = {name: known[name].to(place, copy=copy) for name, place in places.items()}
+            yield parameter, {**known, **moved}
 
     def add(self, parameter: Tensor, gradient: Tensor) -> None:
         """Copy a parameter and its gradient out; they are updated by `finish` at the latest.

@@ -29,7 +29,7 @@ from .masters import added_bytes, in_checkpoint
 from .parts import OfOptimizer, is_per_parameter, overlapping, part_of, update
 from .release import Release
 from .states import States, acting, parameters_of, planning
-from .turns import Turn, ZeroGradHook
+from .turns import MethodHook, Turn, ZeroGradHook
 
 if TYPE_CHECKING:
     from ...session.planned_step import PlannedStep
@@ -94,6 +94,7 @@ class PagedOptimizer(OfOptimizer):
             optimizer.register_load_state_dict_pre_hook(self._loads),
             optimizer.register_load_state_dict_post_hook(self._loaded),
             ZeroGradHook(optimizer, self._check),
+            MethodHook(optimizer, "__getstate__", self._copied),
         ]
         self._release = (
             Release(optimizer, self._states, self._host, self._takes, self._turn)
@@ -403,6 +404,14 @@ class PagedOptimizer(OfOptimizer):
         self._turn.check(what)
         if self._release is not None and torch._C._current_graph_task_id() != -1:
             raise self._turn.refusal(what)
+
+    def _copied(self) -> dict[str, Any]:
+        """Return what a copy or pickle of the optimizer gets, which is a plain one."""
+        found: dict[str, Any] = type(self._optimizer).__getstate__(self._optimizer)
+        if self._host is not None:
+            found["state"] = found["state"].copy()
+            found["state"].update(self._host.plain_states(self._updated_on_host()))
+        return found
 
     @untraced
     def _saves(self, _optimizer: Optimizer) -> None:

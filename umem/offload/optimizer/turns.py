@@ -13,6 +13,7 @@ import inspect
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
@@ -150,15 +151,34 @@ def _calls_of(optimizer: Optimizer, methods: Iterable[str]) -> dict[int, int]:
     return found
 
 
-class ZeroGradHook(OfOptimizer):
-    """Refuses `zero_grad()` in the middle of a step, which would lose the rest of its updates."""
+class MethodHook(OfOptimizer):
+    """A method of one optimizer that is replaced by another until `remove`."""
 
     id = -1  # torch has no table of such hooks
 
-    def __init__(self, optimizer: Optimizer, check: Callable[[str], None]) -> None:
+    def __init__(self, optimizer: Optimizer, name: str, method: Callable[..., Any]) -> None:
         super().__init__(optimizer)
-        self._before = vars(optimizer).get(_ZERO_GRAD)
-        own = self._before or functools.partial(_of_class, self._reference)
+        self._name, self._now = name, method
+        self._before = vars(optimizer).get(name)
+        vars(optimizer)[name] = method
+
+    def remove(self) -> None:
+        """Restore the method, unless the program has replaced it since."""
+        optimizer = self._reference()
+        if optimizer is None or vars(optimizer).get(self._name) is not self._now:
+            return
+        if self._before is None:
+            del vars(optimizer)[self._name]
+        else:
+            vars(optimizer)[self._name] = self._before
+
+
+class ZeroGradHook(MethodHook):
+    """Refuses `zero_grad()` in the middle of a step, which would lose the rest of its updates."""
+
+    def __init__(self, optimizer: Optimizer, check: Callable[[str], None]) -> None:
+        reference = weakref.ref(optimizer)
+        own = vars(optimizer).get(_ZERO_GRAD) or functools.partial(_of_class, reference)
 
         @functools.wraps(type(optimizer).zero_grad)  # the bound method would be a cycle
         def zero_grad(*args: Any, **named: Any) -> None:
@@ -166,17 +186,7 @@ class ZeroGradHook(OfOptimizer):
             own(*args, **named)
 
         zero_grad.__signature__ = inspect.signature(optimizer.zero_grad)  # type: ignore[attr-defined]
-        vars(optimizer)[_ZERO_GRAD] = self._now = zero_grad
-
-    def remove(self) -> None:
-        """Restore the method, unless the program has replaced it since."""
-        optimizer = self._reference()
-        if optimizer is None or vars(optimizer).get(_ZERO_GRAD) is not self._now:
-            return
-        if self._before is None:
-            del vars(optimizer)[_ZERO_GRAD]
-        else:
-            vars(optimizer)[_ZERO_GRAD] = self._before
+        super().__init__(optimizer, _ZERO_GRAD, zero_grad)
 
 
 def _of_class(reference: Callable[[], Optimizer | None], *args: Any, **named: Any) -> None:
