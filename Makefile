@@ -79,8 +79,7 @@ nightly:
 
 # The native code under ASan with UBSan, and under TSan: stress programs.
 test-sanitizers: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/native/test_sanitizers.py -m sanitizers \
-		$(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/native/test_sanitizers.py -m sanitizers $(PYTEST_ARGS)
 
 # One of the two, with a training in Python.
 test-asan test-tsan: $(INSTALLED)

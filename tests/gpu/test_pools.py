@@ -139,21 +139,19 @@ def test_hints_go_on_after_a_capture() -> None:
     del kept, graph, source, result
 
 
+def fail_to_capture(source: torch.Tensor, pool: tuple[int, int]) -> None:
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool):
+        source.clone()
+        torch.cuda.synchronize()
+
+
 def test_a_capture_that_fails_is_over() -> None:
     source = full(3.0)
     handle = torch.cuda.graph_pool_handle()
-    graph = torch.cuda.CUDAGraph()
-
-    def forbidden() -> None:
-        with torch.cuda.graph(graph, pool=handle):
-            source.clone()
-            torch.cuda.synchronize()
-
     for _ in range(2):  # the next captures use the same pool
         with pytest.raises(RuntimeError, match="during capture"):
-            forbidden()
-        del graph
-        graph = torch.cuda.CUDAGraph()
+            fail_to_capture(source, handle)
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=handle):
         result = source.clone()
     graph.replay()

@@ -17,6 +17,7 @@ from support import control_group, forkserver
 
 import umem
 from umem.base import current_device
+from umem.errors import ConfigError
 
 # 24 MiB of weights, three times that for training, and activations.
 TRAIN = """
@@ -301,3 +302,14 @@ def test_the_bench_of_a_training_beyond_memory_runs(tmp_path: Path) -> None:
     command = [sys.executable, str(bench), "--smoke", "--disk", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     assert "The losses at both budgets are equal, to the last bit." in done.stdout
+
+
+def test_a_budget_has_room_beside_the_pages_on_their_way(tmp_path: Path) -> None:
+    with umem.enable(device="soft", budget="4GiB", disk=str(tmp_path)):
+        budget = umem.stats().budget_bytes
+        words = r"pages on their way to and from the disk take .*MiB of it; allowed: more than that"
+        with pytest.raises(ConfigError, match=words):
+            umem.set_budget("64MiB")
+        assert umem.stats().budget_bytes == budget
+        umem.set_budget("2GiB")
+        assert umem.stats().budget_bytes == budget - (2 << 30)

@@ -391,3 +391,42 @@ def test_under_none_hints_lose_nothing() -> None:
         press(48)
         assert t.sum().item() == 5.0 * MIB
         assert umem.where(t).discarded_bytes == 0
+
+
+@pytest.mark.usefixtures("on")
+def test_a_pin_that_was_removed_is_removed_no_more() -> None:
+    tensor = full(4)
+    first, second = umem.pin(tensor), umem.pin(tensor)
+    assert repr(first) == "<umem.pin: in force>"
+    first.remove()
+    first.remove()  # and not the second's
+    assert not first
+    assert repr(first) == "<umem.pin: nothing>"
+    press(64)
+    assert umem.tensors([tensor])[0].evicted_bytes == 0
+    second.remove()
+    press(64)
+    assert umem.tensors([tensor])[0].evicted_bytes > 0
+
+
+@pytest.mark.usefixtures("on")
+def test_tensors_of_inference_are_discarded_though_they_have_no_version() -> None:
+    with torch.inference_mode():
+        tensor = torch.ones(MIB)
+        out = umem.stats().bytes_out
+        assert umem.discard(tensor)
+        press(64)
+        row = umem.tensors([tensor])[0]
+    assert umem.stats().bytes_out > out
+    assert row.bytes == 4 * MIB
+
+
+@pytest.mark.usefixtures("on")
+def test_fake_tensors_have_no_memory_to_move() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        tensor = torch.empty(MIB)
+    assert not umem.pin(tensor)
+    assert not umem.evict(tensor)
+    assert not umem.tensors([tensor])[0].held

@@ -352,3 +352,59 @@ def test_applying_changes_no_bit_of_any_chain(layers: list[tuple[str, bool]]) ->
     checked = apply.check(make, report.findings)
     assert checked.differing == []
     assert checked.peak_after <= checked.peak_before
+
+
+def _gradient_is_retained(net: Any, x: Any) -> Any:
+    h = net.one(x)
+    h.retain_grad()
+    return net.relu(h)
+
+
+def _half_of_a_storage(net: Any, x: Any) -> Any:
+    h = torch.empty(2 * ROWS, WIDTH)[ROWS:].detach()
+    torch.nn.init.zeros_(h)
+    return net.relu(h.requires_grad_(False)) * net.one(x)
+
+
+def _of_numbers(net: Any, x: Any) -> Any:
+    whole = net.relu((x * 0).long() + 2)
+    return net.one(x) * whole
+
+
+@pytest.mark.parametrize(
+    ("forward", "why"),
+    [
+        (_gradient_is_retained, "the gradient of its input is requested"),
+        (_half_of_a_storage, "its input is laid out otherwise than its result"),
+    ],
+)
+def test_an_input_that_cannot_be_written_over_has_its_reason(forward: Forward, why: str) -> None:
+    report = findings.lint(_make(forward))
+    assert "relu" not in _ops([f for f in report.findings if f.kind == "in_place"])
+    assert why in [refused.why for refused in report.refused if refused.module == "relu"]
+
+
+def test_an_op_on_whole_numbers_may_be_in_place() -> None:
+    (finding,) = (f for f in _found(_of_numbers) if f.modules == ("relu",))
+    assert finding.safe
+    assert finding.bytes == 2 * SIZE  # of 64 bits
+
+
+def test_a_module_that_is_sometimes_more_than_one_op_stays() -> None:
+    def edit(net: Any) -> None:
+        calls = iter(range(10**6))
+        net.relu.register_forward_pre_hook(
+            lambda _, given: (given[0] * 2,) if next(calls) % 2 else given
+        )
+
+    def forward(net: Any, x: Any) -> Any:
+        return net.three(net.relu(net.two(net.relu(net.one(x)))))
+
+    report = findings.lint(_make(forward, edit))
+    (refused,) = (refused for refused in report.refused if refused.module == "relu")
+    assert refused.why == "it is not one op that torch has in place"
+    assert "relu" not in _ops([f for f in report.findings if f.kind == "in_place"])
+
+
+def test_an_op_inside_of_one_of_torchs_functions_stays() -> None:
+    assert _found(lambda net, x: net.two(F.softsign(net.one(x)))) == []

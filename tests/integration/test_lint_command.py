@@ -145,3 +145,106 @@ def test_errors_are_one_line(
     assert error.startswith("umem lint: ")
     assert error.count("\n") == 1
     assert re.search(words, error), error
+
+
+MORE = """
+import torch
+from torch import nn
+
+def made(net, rows=512, grow=None):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    return net, optimizer, torch.randn(rows, 64), grow or (lambda model, x: model(x).sum())
+
+def clean():
+    return made(nn.Linear(64, 64))
+
+def many():
+    layers = [part for _ in range(12) for part in (nn.Linear(64, 64), nn.LeakyReLU())]
+    return made(nn.Sequential(*layers, nn.Linear(64, 64)))
+
+class Peeking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.act, self.last = nn.Linear(64, 64), nn.LeakyReLU(), nn.Linear(64, 64)
+
+    def forward(self, x):
+        x = self.last(self.act(self.layer(x)))
+        return x * 2 if self.act.inplace else x
+
+def peeking():
+    return made(Peeking())
+
+def late():
+    net = nn.Linear(64, 1024)
+    x, y = torch.randn(512, 64), torch.zeros(512, dtype=torch.long)
+    def step():
+        logits = net(x)
+        loss = nn.functional.cross_entropy(logits, y)
+        loss.backward()
+    return net, step
+
+def fixed():
+    net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    for layer in net[:2]:
+        layer.weight.requires_grad_(False)
+    return made(net)
+"""
+
+
+@pytest.fixture
+def more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    monkeypatch.chdir(tmp_path)
+    name = f"more_{request.node.name.partition('[')[0]}"
+    (tmp_path / f"{name}.py").write_text(MORE)
+    return name
+
+
+def test_a_program_without_findings_is_told_so(
+    more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["lint", f"{more}:clean"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^ +nothing found$", out, re.MULTILINE), out
+    assert "with every op in-place" not in out
+
+
+def test_the_largest_findings_of_a_kind_are_listed_and_the_others_counted(
+    more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["lint", f"{more}:many"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("inplace=True in LeakyReLU") == 10
+    assert "2 more of 256 KiB (--all)" in out
+    assert re.search(r"^peak .* a step, with every op in-place that may be$", out, re.MULTILINE)
+    assert cli.main(["lint", f"{more}:many", "--all"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("inplace=True in LeakyReLU") == 12
+    assert "--all" not in out
+
+
+def test_a_program_that_computes_otherwise_in_place_is_shown_as_differing(
+    more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["lint", f"{more}:peeking", "--apply"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"^differs +\d+ of \d+ tensors: the loss \(1\), ", out, re.MULTILINE), out
+    assert "bit-identical" not in out
+
+
+def test_a_late_tensor_says_what_the_peak_would_be_without_it(
+    more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["lint", f"{more}:late"]) == 0
+    out = capsys.readouterr().out
+    line = 1 + MORE.splitlines().index("        logits = net(x)")
+    words = rf"^late +{more}\.py:{line}: .*; 2 MiB, 2 MiB less at the peak"
+    assert re.search(words, out, re.MULTILINE), out
+
+
+def test_what_cannot_be_told_without_values_is_a_note(
+    more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["lint", f"{more}:fixed"]) == 0
+    out = capsys.readouterr().out
+    words = r"^note +2 buffers or fixed parameters have the shape of another"
+    assert re.search(words, out, re.MULTILINE), out

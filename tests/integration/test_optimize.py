@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -393,3 +394,210 @@ def test_the_options_choices_are_the_modes() -> None:
     from umem.config.options import BY_NAME
 
     assert BY_NAME["recompute"].allowed == ", ".join(("off", *LIVE_MODES))
+
+
+class Tangled(nn.Module):
+    """Has a layer, and does with its input what the test says."""
+
+    def __init__(self, run: Callable[[nn.Module, Any], Any]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.steps = run
+
+    def forward(self, x: Any) -> Any:
+        return self.steps(self.layer, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_while_torch_traces_it_the_model_is_left_alone(caplog: Any) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    net, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(4, 8)
+    expected = net(x)
+    umem.optimize(net, mode="speed")
+
+    def without_hooks(given: Any) -> Any:
+        with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+            return net(given)
+
+    with caplog.at_level(logging.WARNING, "umem"):
+        assert torch.equal(without_hooks(x), expected)
+        assert report(net).why_not == "hooks of saved tensors are disabled"
+        assert torch.equal(make_fx(net)(x)(x), expected)
+        assert report(net).why_not == "it is traced by torch.fx"
+        assert torch.equal(torch.jit.trace(net, x)(x), expected)
+        assert report(net).why_not == "it is traced by torch.jit"
+    assert len(caplog.records) == 3
+    assert report(net).plans == 0
+
+
+def test_more_shapes_than_plans_use_the_plan_of_the_largest(caplog: Any) -> None:
+    net = nn.Sequential(*(nn.Tanh() for _ in range(3)), nn.Linear(64, 64))
+    plain = copy.deepcopy(net)
+    umem.optimize(net, mode="speed")
+    with caplog.at_level(logging.WARNING, "umem"):
+        for rows in range(1, 21):
+            agree(net, plain, torch.randn(rows, 64), steps=1)
+    words = "inputs have more than 16 different shapes: further ones use the plan of the largest"
+    assert caplog.text.count(words) == 1
+
+
+def test_a_device_for_the_plan_is_named_as_in_umem_plan() -> None:
+    net, x = cnn()
+    plain = copy.deepcopy(net)
+    with pytest.raises(ConfigError, match="did you mean rtx4090-pcie4"):
+        umem.optimize(net, mode="speed", device="rtx4090")
+    assert optimized(net) is None
+    umem.optimize(net, mode="speed", device="rtx4090-pcie4")
+    agree(net, plain, x)
+    assert report(net).plans == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_compiled_code_is_refused() -> None:
+    compiled: Any = torch.compile(nn.Linear(2, 2), backend="eager")
+    with pytest.raises(NotSupportedError, match="OptimizedModule runs compiled code"):
+        umem.optimize(compiled)
+    scripted: Any = torch.jit.script(nn.Linear(2, 2))
+    with pytest.raises(NotSupportedError, match="optimize a module in eager mode"):
+        umem.optimize(scripted)
+
+
+def test_numbers_in_the_inputs_need_no_plan_of_their_own_but_words_do() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x: Any, scale: float, how: str) -> Any:
+            x = self.layer(x).tanh()
+            return (x * scale).exp() if how == "exp" else x * scale
+
+    net, x = Scaled(), torch.randn(512, 64)
+    plain = copy.deepcopy(net)
+    umem.optimize(net, mode="speed")
+    for scale, how, plans in ((1.0, "exp", 0), (2.0, "exp", 1), (3.0, "sum", 1), (4.0, "sum", 2)):
+        for model in (plain, net):
+            model.zero_grad()
+            model(x, scale, how).sum().backward()
+        assert same(gradients(plain), gradients(net))
+        assert report(net).plans == plans
+
+
+def _sparse(layer: nn.Module, x: Any) -> Any:
+    graph = torch.eye(64).to_sparse().requires_grad_()
+    return torch.sparse.mm(graph, layer(x).tanh()).exp()
+
+
+def _written_sparse(layer: nn.Module, x: Any) -> Any:
+    graph = torch.eye(64).to_sparse()
+    graph.mul_(2)
+    return torch.sparse.mm(graph, layer(x).tanh()).exp()
+
+
+def _without_data(layer: nn.Module, x: Any) -> Any:
+    form = torch.empty(64, 64, device="meta").t().contiguous()
+    return layer(x).tanh().view(form.shape).exp()
+
+
+def _complex(layer: nn.Module, x: Any) -> Any:
+    h = layer(x).tanh()
+    pairs = torch.view_as_complex(h.view(64, 32, 2))
+    return (pairs * pairs).abs().exp() + h.sum()
+
+
+@pytest.mark.parametrize("run", [_sparse, _written_sparse, _without_data, _complex])
+def test_tensors_without_a_plain_storage_change_no_gradient(run: Callable[..., Any]) -> None:
+    net, x = Tangled(run), torch.randn(64, 64)
+    plain = copy.deepcopy(net)
+    umem.optimize(net, mode="memory")
+    agree(net, plain, x, steps=4)
+    assert report(net).plans == 1
+
+
+def test_what_came_before_the_model_is_no_part_of_its_step() -> None:
+    before, (net, x) = nn.Conv2d(3, 3, 1), cnn()
+    plain = copy.deepcopy(net)
+    umem.optimize(net, budget="50%")
+    for seed in range(3):
+        found = []
+        for model in (plain, net):
+            torch.manual_seed(seed)
+            before.zero_grad()
+            model.zero_grad()
+            model(before(x)).square().mean().backward()
+            found.append([*gradients(before), *gradients(model)])
+        assert same(*found)
+    assert report(net).plans == 1
+    assert report(net).dropped > 0
+
+
+def test_a_plan_that_umem_off_leaves_without_a_budget_is_given_up() -> None:
+    with umem.enable(budget="64MiB", device="soft"):
+        net, x = cnn()
+        plain = copy.deepcopy(net)
+        umem.optimize(net, mode="auto")
+        agree(net, plain, x, steps=1)  # recorded
+    agree(net, plain, x, steps=3)
+    assert report(net).plans == 0
+    assert "no default budget" in report(net).why_not
+
+
+def test_a_class_gets_its_forward_back_unless_the_program_has_replaced_it() -> None:
+    class Inherits(nn.Linear):
+        pass
+
+    class Replaced(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x)
+
+    net = umem.optimize(Inherits(2, 2), budget="50%")
+    assert "forward" in vars(Inherits)
+    umem.deoptimize(net)
+    assert "forward" not in vars(Inherits)
+    other = umem.optimize(Replaced(2, 2), budget="50%")
+    Replaced.forward = mine = lambda self, x: x * 2  # type: ignore[assignment,method-assign]
+    umem.deoptimize(other)
+    assert Replaced.forward is mine
+    assert torch.equal(other(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_a_model_with_a_forward_of_its_own_is_copied_without_umem() -> None:
+    net = nn.Linear(4, 4)
+    net.forward = torch.nn.functional.relu
+    umem.optimize(net, budget="50%")
+    copied = pickle.loads(pickle.dumps(net))
+    assert torch.equal(copied(torch.tensor([-1.0, 1.0])), torch.tensor([0.0, 1.0]))
+    assert optimized(copied) is None
+
+
+def test_a_model_that_is_gone_before_its_backward_pass_leaves_its_gradients() -> None:
+    net, x = cnn()
+    plain, parameters = copy.deepcopy(net), list(net.parameters())
+    umem.optimize(net, budget="50%")
+    torch.manual_seed(0)
+    loss = net(x).square().mean()
+    gone = weakref.ref(net)
+    del net
+    gc.collect()
+    assert gone() is None
+    loss.backward()
+    torch.manual_seed(0)
+    plain(x).square().mean().backward()
+    assert same([p.grad for p in parameters], gradients(plain))
+
+
+def test_the_option_leaves_what_is_not_trained_or_is_optimized_already() -> None:
+    with umem.enable(budget="64MiB", device="soft", recompute="speed"):
+        net, x = cnn()
+        with torch.no_grad():
+            net(x)
+        assert optimized(net) is None
+        part = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        umem.optimize(part, budget="50%")
+        whole = nn.Sequential(part, nn.Linear(8, 8))
+        whole(torch.ones(2, 8)).sum().backward()
+        assert optimized(whole) is None
+        assert optimized(part) is not None
+        net(x).sum().backward()
+        assert optimized(net) is not None

@@ -7,6 +7,7 @@ import copy
 import functools
 import gc
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_map_only  # noqa: E402
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
 from umem.errors import ConfigError, NotSupportedError, StateError  # noqa: E402
+from umem.offload.optimizer import turns  # noqa: E402
 
 MIB = 1 << 20
 LAYERS, SIDE, WEIGHT = 6, 1024, 2 * MIB
@@ -612,3 +614,114 @@ def test_an_optimizer_that_is_gone_is_named() -> None:
         net(torch.ones(1, 8)).sum().backward()
         assert all(parameter.grad is not None for parameter in net.parameters())
         del net, paged
+
+
+def test_an_operation_waits_a_while_for_that_of_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    optimizer = adam([torch.nn.Parameter(torch.zeros(2))])
+    turn = turns.Turn(optimizer)
+    begun, over = threading.Event(), threading.Event()
+
+    def operate() -> None:
+        with turn.take("step()"):
+            begun.set()
+            over.wait()
+
+    other = threading.Thread(target=operate)
+    other.start()
+    begun.wait()
+    monkeypatch.setattr(turns, "_PATIENCE_S", 0.01)
+    words = r"remove\(\) has waited .* on another thread; nothing was changed"
+    with pytest.raises(StateError, match=words), turn.take("remove()"):
+        pytest.fail("it is the other thread's turn")
+    over.set()
+    other.join()
+    with turn.take("remove()"):
+        words = r"step\(\) was called in the middle of an operation of the same Adam"
+        with pytest.raises(StateError, match=words):
+            turn.check("step()")
+
+
+def test_a_checkpoint_waits_a_while_for_the_step_of_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = adam([weight])
+    turn = turns.Turn(optimizer)
+    turn.acts = True
+    begun, over = threading.Event(), threading.Event()
+
+    def closure() -> float:
+        begun.set()
+        over.wait()
+        return 0.0
+
+    other = threading.Thread(target=optimizer.step, args=(closure,))
+    other.start()
+    begun.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(turns, "_PATIENCE_S", 0.01)
+        with pytest.raises(StateError, match=r"state_dict\(\) has waited .* on another thread"):
+            turn.await_steps("state_dict()")
+    over.set()
+    turn.await_steps("state_dict()")  # until that step is over
+    other.join()
+
+    def refused() -> float:
+        with pytest.raises(StateError, match=r"remove\(\) was called in the middle"):
+            turn.await_steps("remove()")
+        turn.await_steps("remove()", own=1)
+        return 0.0
+
+    optimizer.step(refused)
+
+
+def test_a_checkpoint_within_a_checkpoint_is_refused() -> None:
+    with umem.enable(budget="64MiB", device="soft"):
+        net = torch.nn.Linear(8, 8)
+        optimizer = adam(net.parameters())
+        paged = umem.page_optimizer(optimizer, update="host")
+        within = optimizer.register_state_dict_pre_hook(lambda mine: mine.state_dict())
+        with pytest.raises(StateError, match=r"state_dict\(\) was called in the middle"):
+            optimizer.state_dict()
+        within.remove()
+        assert optimizer.state_dict()["param_groups"][0]["lr"] == 1e-3
+        paged.remove()
+
+
+def test_a_zero_grad_of_the_programs_own_is_put_back() -> None:
+    with umem.enable(budget="64MiB", device="soft"):
+        net = torch.nn.Linear(8, 8)
+        optimizer = adam(net.parameters())
+        asked = []
+        own = lambda set_to_none=True: asked.append(set_to_none)  # noqa: E731
+        optimizer.zero_grad = own  # type: ignore[method-assign]
+        paged = umem.page_optimizer(optimizer, update="host")
+        optimizer.zero_grad(set_to_none=False)
+        assert asked == [False]
+        paged.remove()
+        assert optimizer.zero_grad is own
+
+
+def test_a_layer_that_is_frozen_later_keeps_its_weights_and_gets_no_gradient() -> None:
+    def trained(release: bool) -> list[torch.Tensor]:
+        net = made_net()
+        optimizer = adam(net.parameters())
+        if release:
+            umem.page_optimizer(optimizer, release_gradients=True)
+        first = net[0]
+        for number in range(4):
+            if number == 2:
+                first.requires_grad_(False)
+                optimizer.zero_grad()
+                before = first.weight.detach().clone()
+            net(torch.ones(8, SIDE)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert first.weight.grad is None
+        assert torch.equal(first.weight, before)
+        return [p.detach().clone() for p in net.parameters()]
+
+    with umem.enable(budget="64MiB", device="soft"):
+        assert same(trained(release=False), trained(release=True))

@@ -275,3 +275,37 @@ def test_adapters_of_peft(gpt2: str, train: str, capsys: pytest.CaptureFixture[s
     per_weight = {"lora": 2, "qlora": 4}[train]  # embeddings and norms of qlora are in float32
     assert found["states"]["gradients"] == 4 * found["trained"]
     assert found["states"]["weights"] < (per_weight + 2) * found["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("switch", "given"),
+    [
+        ("activation_checkpointing_enable", ({"use_reentrant": False},)),
+        ("gradient_checkpointing_enable", ({"use_reentrant": False},)),
+        ("enable_gradient_checkpointing", ()),
+        ("set_grad_checkpointing", ()),
+    ],
+)
+def test_checkpoints_are_switched_on_by_the_models_own_library(
+    switch: str, given: tuple[object, ...]
+) -> None:
+    model, calls = nn.Linear(2, 2), list[tuple[object, ...]]()
+    with pytest.raises(PlanError, match="Linear has no switch for checkpoints; --recompute all"):
+        training._checkpoint(model)
+    setattr(model, switch, lambda *args: calls.append(args))
+    training._checkpoint(model)
+    assert calls == [given]
+
+
+def test_a_layer_of_transformers_has_its_weight_transposed() -> None:
+    class Conv1D(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(256, 128))
+            self.bias = nn.Parameter(torch.zeros(128))
+
+    net = nn.Sequential(Conv1D())
+    nf4.quantize(net, "0")
+    layer: Any = net[0]
+    assert (layer.in_features, layer.out_features) == (256, 128)
+    assert net(torch.ones(3, 256)).shape == (3, 128)

@@ -11,11 +11,15 @@ from support import schemas
 pytest.importorskip("torch")
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from umem import cli
 from umem.base import nodes
 from umem.capture import collectives
+from umem.capture.fake_ranks import as_rank_0
 from umem.capture.recording import Exchange
+from umem.errors import PlanError
 from umem.trace.ids import BlockId
 from umem.trace.schema import Event, Op, Step
 
@@ -193,3 +197,25 @@ def test_the_time_of_a_ring_by_the_nodes_that_it_passes() -> None:
     assert Exchange(450e3, tuple(range(8))).us(node) == 1.0
     assert Exchange(400e3, tuple(range(64))).us(node) == 1.0
     assert Exchange(50e3, (0, 8, 16)).us(node) == 1.0  # one adapter of eight
+
+
+def test_a_program_with_ranks_of_its_own_gets_no_others() -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with pytest.raises(PlanError, match="a process group exists already"), as_rank_0(4):
+            pytest.fail("there are two ranks")
+        assert dist.get_world_size() == 2
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_mesh_may_be_made_by_its_class() -> None:
+    with as_rank_0(4):
+        dist.init_process_group("nccl")  # exists already
+        mesh = DeviceMesh("cuda", torch.arange(4).view(2, 2), mesh_dim_names=("one", "two"))
+        assert mesh.size() == dist.get_world_size() == 4
+        assert mesh["two"].mesh.tolist() == [0, 1]
+        assert mesh.device_type == "cpu"
+    assert not dist.is_initialized()

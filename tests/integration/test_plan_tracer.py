@@ -18,9 +18,11 @@ from torch.nn import functional as F  # noqa: E402, N812
 from torch.optim import optimizer as optimizers  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+import umem  # noqa: E402
 from umem.capture import program, script  # noqa: E402
 from umem.capture.recording import OpCost, Recording  # noqa: E402
 from umem.errors import ConfigError, PlanError  # noqa: E402
+from umem.simulation.simulate import recorded_step  # noqa: E402
 from umem.trace import schema  # noqa: E402
 from umem.trace.step_builder import StepBuilder  # noqa: E402
 from umem.trace.step_trace import Kind, StepTrace  # noqa: E402
@@ -506,3 +508,110 @@ def test_a_script_that_ends_early(tmp_path: Path) -> None:
         script.trace(path, [])
     with pytest.raises(ConfigError, match="there is no script"):
         script.trace(tmp_path / "absent.py", [])
+
+
+class Buffered(nn.Module):
+    """A layer with a buffer, and one that is not there."""
+
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.register_buffer("scale", torch.ones(64))
+        self.register_buffer("absent", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x) * self.scale
+        return out
+
+
+def _buffered() -> Any:
+    net = Buffered().double()
+    assert net.scale.dtype == net.layer.weight.dtype == torch.float64
+    assert net.absent is None
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    batch = torch.randn(16, 64, dtype=torch.float64)
+    return net, optimizer, batch, lambda model, x: model(x).sum()
+
+
+def test_buffers_change_with_their_module() -> None:
+    step = _step(program.trace(_buffered))
+    assert "aten::mul" in step.op_names
+    sizes = Counter(int(size) for size in step.bytes)
+    assert sizes[64 * 8] >= 2  # the buffer and the bias
+
+
+def test_a_program_can_be_simulated_without_its_trace_in_a_file() -> None:
+    found = recorded_step(_buffered, "a100-pcie4")
+    assert found.op_names == _step(program.trace(_buffered)).op_names
+    assert found.compute_us > 0
+    result = umem.simulate(_buffered, "lru", budget="100%")
+    assert result.stall_us == 0
+
+
+def test_an_optimizer_within_another_ends_no_step(tmp_path: Path) -> None:
+    path = tmp_path / "nested.py"
+    path.write_text(
+        "import torch\n"
+        "net = torch.nn.Linear(8, 8)\n"
+        "inner = torch.optim.SGD([net.bias], lr=0.1)\n"
+        "class Outer(torch.optim.SGD):\n"
+        "    def step(self, closure=None):\n"
+        "        inner.step()\n"
+        "        super().step(closure)\n"
+        "outer = Outer([net.weight], lr=0.1)\n"
+        "for _ in range(5):\n"
+        "    net(torch.randn(4, 8)).sum().backward()\n"
+        "    outer.step()\n"
+    )
+    recording = script.trace(path, [])
+    assert recording.steps == 3
+    assert len(_named(recording, "addmm")) == 1  # in the last of them
+    assert len(_named(recording, "add_")) == 2  # the updates of both
+
+
+def test_a_step_that_raised_inside_of_another_is_over(tmp_path: Path) -> None:
+    path = tmp_path / "raising.py"
+    path.write_text(
+        "import torch\n"
+        "net = torch.nn.Linear(8, 8)\n"
+        "inner = torch.optim.SGD([net.bias], lr=0.1)\n"
+        "def fail():\n"
+        "    raise ValueError\n"
+        "class Outer(torch.optim.SGD):\n"
+        "    def step(self, closure=None):\n"
+        "        try:\n"
+        "            inner.step(fail)\n"
+        "        except ValueError:\n"
+        "            pass\n"
+        "        super().step(closure)\n"
+        "outer = Outer([net.weight], lr=0.1)\n"
+        "for _ in range(5):\n"
+        "    net(torch.randn(4, 8)).sum().backward()\n"
+        "    outer.step()\n"
+    )
+    recording = script.trace(path, [])
+    assert recording.steps == 3
+    ((_, cost),) = _named(recording, "addmm")
+    assert cost.phase == "forward"
+
+
+def test_a_tensor_that_grows_is_another_block() -> None:
+    def make() -> Any:
+        def step() -> None:
+            grown = torch.ones(1024)
+            grown.resize_(4096).zero_()
+
+        return step
+
+    step = _step(program.trace(make))
+    assert sorted(step.bytes.tolist()) == [4 * 1024, 4 * 4096]
+    assert step.peak_bytes < 4 * (1024 + 4096)
+
+
+def test_a_program_without_a_file_that_it_reads_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "progs_f.py").write_text("DATA = open('/nowhere/data.txt').read()\n")
+    for name in ("progs_f:f", "progs_f.py:f"):
+        with pytest.raises(PlanError, match=r"needs a file: .*/nowhere/data\.txt"):
+            program.find(name, tmp_path)

@@ -27,7 +27,9 @@ from torch.utils._pytree import tree_map_only  # noqa: E402
 
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
+from umem.base.units import MIB  # noqa: E402
 from umem.errors import StateError, UmemError  # noqa: E402
+from umem.policies import DeviceProfile, Plan, StepTrace  # noqa: E402
 from umem.session.recording_schedule import RecordingSchedule  # noqa: E402
 from umem.session.step_recording import StepRecording  # noqa: E402
 
@@ -461,3 +463,81 @@ def test_nothing_is_recorded_once_umem_is_off(steps: int, monkeypatch: Any) -> N
         training._step(i)
     assert not umem.is_enabled()
     assert all(started)
+
+
+class Doing:
+    """A policy that does something while it is asked, and moves nothing."""
+
+    name = "doing"
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.act, self.asked = act, 0
+
+    def plan(self, trace: StepTrace, _device: DeviceProfile, _budget: int) -> Plan:
+        self.asked += 1
+        self.act()
+        return Plan(trace)
+
+
+def _losses(policy: Doing | None, steps: int = 6) -> list[float]:
+    umem.disable()
+    if policy is not None:
+        umem.enable(device="soft", budget="24MiB", policy=policy)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    found = []
+    for _ in range(steps):
+        loss = net(torch.ones(512, 512)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def test_a_policy_that_turns_umem_off_and_fails_is_not_replaced(caplog: Any) -> None:
+    def leave() -> None:
+        umem.disable()
+        raise RuntimeError("too late")
+
+    policy = Doing(leave)
+    with caplog.at_level("WARNING", "umem"):
+        assert _losses(policy) == _losses(None)
+    assert policy.asked == 1
+    assert "falling back" not in caplog.text
+
+
+def test_a_step_that_a_policy_ends_while_it_plans_is_part_of_the_next() -> None:
+    policy = Doing(umem.step)
+    found = _losses(policy)
+    assert policy.asked >= 1
+    assert umem.is_enabled()
+    assert found == _losses(None)
+
+
+def test_a_plan_for_a_budget_that_changed_meanwhile_is_dropped() -> None:
+    policy = Doing(lambda: umem.set_budget(f"{24 + 4 * (policy.asked < 2)}MiB"))
+    found = _losses(policy, steps=12)
+    assert policy.asked >= 2  # for the new one
+    assert umem.stats().budget_bytes == 24 * MIB
+    umem.disable()
+    assert found == _losses(None, steps=12)
+
+
+def test_the_python_observer_stays_while_an_operator_runs() -> None:
+    umem.disable()
+    with torch.library._scoped_library("umem_tests", "FRAGMENT") as library:
+        library.define("leaves(Tensor x) -> Tensor")
+
+        def leaves(x: torch.Tensor) -> torch.Tensor:
+            umem.disable()
+            return x.clone()
+
+        library.impl("leaves", leaves, "CompositeExplicitAutograd")
+        umem.enable(device="soft", budget="12MiB", observer="python")
+        with pytest.raises(StateError, match="cannot be removed inside an operator"):
+            torch.ops.umem_tests.leaves(torch.ones(2))
+        assert umem.is_enabled()
+        umem.disable()
+        assert not umem.is_enabled()

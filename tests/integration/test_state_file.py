@@ -7,6 +7,7 @@ import errno
 import gc
 import io
 import logging
+import mmap
 import os
 import subprocess
 import sys
@@ -483,3 +484,108 @@ def test_the_bench_runs(disk: Path) -> None:
     command = [sys.executable, str(bench), "--smoke", "--disk", str(disk)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "| disk / max(memory, reads and writes) |" in done.stdout, done.stderr
+
+
+def test_a_state_that_is_in_the_file_already_is_copied_as_it_is_now(file: StateFile) -> None:
+    values = torch.randn(SIDE, SIDE)
+    first = file.keep(values, values.stride())
+    with (lent := file.lend([first])):
+        lent.of(first).add_(1)
+    second = file.keep(first, first.stride())  # the write may be under way
+    assert file.holds(second)
+    assert second.data_ptr() != first.data_ptr()
+    assert torch.equal(second, values + 1)
+
+
+def test_states_beyond_the_limit_stay_in_memory_as_is_told_once(
+    disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = StateFile(disk, 2 * LAYER)
+    with caplog.at_level(logging.WARNING, "umem"):
+        states = [file.keep(torch.full((SIDE, SIDE), float(i)), (SIDE, 1)) for i in range(4)]
+    assert [file.holds(state) for state in states] == [True, True, False, False]
+    assert [float(state.min()) for state in states] == [0, 1, 2, 3]
+    assert caplog.text.count("the limit of 2 MiB is reached; the others stay in memory") == 1
+    assert not file.takes(states[3])
+    del states[0]
+    gc.collect()
+    assert file.takes(states[2])  # in the space of the first
+    file.close()
+
+
+def test_an_interrupt_while_a_state_moves_gives_its_space_back(
+    file: StateFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    values = torch.randn(SIDE, SIDE)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            file.keep(values, (SIDE, 1))
+    assert file.works
+    assert torch.equal(file.keep(values, (SIDE, 1)), values)
+    assert file._reserved == LAYER
+
+
+def test_a_disk_that_fails_again_is_told_once(
+    file: StateFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: object) -> int:
+        raise OSError(errno.EIO, "no luck")
+
+    states = [file.keep(torch.full((SIDE, SIDE), float(i)), (SIDE, 1)) for i in range(3)]
+    monkeypatch.setattr(os, "pwritev", failing)
+    with caplog.at_level(logging.WARNING, "umem"):
+        for state in states:
+            with (lent := file.lend([state])):
+                lent.of(state).add_(1)
+        file.settle()
+    assert [float(state.min()) for state in states] == [1, 2, 3]
+    assert caplog.text.count("states that cannot be written are in memory instead") == 1
+    assert not file.works
+
+
+def test_a_read_at_the_end_of_a_file_that_was_cut_is_an_error(
+    file: StateFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = file.keep(torch.ones(SIDE, SIDE), (SIDE, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", lambda *_: 0)  # nothing is left
+        words = f"0 of {LAYER} bytes were transferred"
+        with pytest.raises(OSError, match=words), file.lend([state]):
+            pytest.fail("the states are not there")
+    with (lent := file.lend([state])):
+        lent.of(state).add_(1)
+    file.settle()
+    assert float(state.min()) == 2
+
+
+def test_a_loan_that_is_ended_again_is_given_back_once(file: StateFile) -> None:
+    states = [file.keep(torch.full((SIDE, SIDE), float(i)), (SIDE, 1)) for i in range(2)]
+    loan = file.lend(states[:1])
+    with loan:
+        loan.of(states[0]).add_(5)
+    loan.end(write=False)  # a handler of errors may do so
+    file.settle()
+    assert float(states[0].min()) == 5
+    assert file._loans._value == state_file._LOANS
+
+
+def test_a_loan_without_memory_for_its_states_holds_up_no_other(
+    file: StateFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    state = file.keep(torch.ones(SIDE, SIDE), (SIDE, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(mmap, "mmap", none_left)
+        for _ in range(2 * state_file._LOANS):
+            with pytest.raises(OSError, match="Cannot allocate"), file.lend([state]):
+                pytest.fail("the states are not there")
+    with (lent := file.lend([state])):
+        lent.of(state).add_(1)
+    file.settle()
+    assert float(state.min()) == 2

@@ -797,7 +797,7 @@ def test_a_refused_block_leaves_the_accounts_right(blocks: Blocks) -> None:
     with pytest.raises(OutOfMemoryError):
         _core.allocate(100 * MIB)
     assert ledger_bytes() == _core.stats()["resident_bytes"]
-    assert _core.stats()["cached_bytes"] <= PAGE  # neither the refused block's range nor the dead one
+    assert _core.stats()["cached_bytes"] <= PAGE  # neither the refused nor the dead range
     blocks.drop(blocks.take(36 * MIB))
     _core_testing.instrument()
     _core_testing.inject("cuMemDiscardBatchAsync", 1, 999)

@@ -75,11 +75,7 @@ class Built:
     folder: Path
 
 
-# A worker of pytest-xdist for each, which builds it.
-GROUPS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in SANITIZERS]
-
-
-@pytest.fixture(scope="module", params=GROUPS)
+@pytest.fixture(scope="module", params=SANITIZERS)
 def built(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, nightly: bool
 ) -> Iterator[Built]:

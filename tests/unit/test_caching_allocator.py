@@ -152,3 +152,28 @@ def test_live_blocks_are_apart_and_within_what_is_reserved(
         torch.free(address)
     torch.empty_cache()
     assert torch.allocated == torch.reserved == torch.largest_free == 0
+
+
+def test_expandable_segments_map_what_they_gave_back_for_the_next_request() -> None:
+    torch = CachingAllocator(expandable=True, limit=100 * MIB)
+    first, middle, last = (torch.malloc(size * MIB) for size in (15, 50, 15))
+    assert torch.reserved == 80 * MIB
+    torch.free(middle)  # its first and last 5 MiB share granules with the others
+    with pytest.raises(OutOfMemoryError):
+        torch.malloc(500 * MIB)
+    assert torch.reserved == 40 * MIB
+    assert torch.malloc(5 * MIB) == last - 5 * MIB  # those before it can grow
+    torch.free(last - 5 * MIB)
+    assert torch.malloc(50 * MIB) == middle
+    assert torch.reserved == 80 * MIB
+    assert torch.allocated == 80 * MIB
+    assert first == middle - 15 * MIB
+
+
+def test_a_request_larger_than_a_gap_goes_behind_it() -> None:
+    torch = CachingAllocator(expandable=True, limit=120 * MIB)
+    first, middle, last = (torch.malloc(size * MIB) for size in (15, 50, 15))
+    torch.free(middle)
+    assert torch.malloc(70 * MIB) == last + 15 * MIB  # 50 MiB are free before, 40 given back
+    assert torch.reserved == 120 * MIB
+    assert first < middle < last

@@ -120,6 +120,8 @@ GOOD = {"a": row("F32", [2, 3], 0, 24), "b": row("I64", [2], 24, 40)}
         (GOOD | {"b": 3}, bytes(40), "'b' needs dtype"),
         (GOOD | {"b": {**row("I64", [2], 24, 40), "data_offsets": [24]}}, bytes(40), "two of them"),
         (b'{"a": {}, "a": {}}', b"", "'a' is in the header twice"),
+        (GOOD | {"b": {**row("I64", [2], 24, 40), "shape": 2}}, bytes(40), "shape 2"),
+        (GOOD | {"b": row("I64", [1] * 65, 24, 32)}, bytes(32), r"shape \[1, 1"),
         (b'{"a": ', b"", "not JSON"),
         (b"{" + b"[" * 100000, b"", "not JSON"),
         (b'{"a": "\xff"}', b"", "not JSON"),

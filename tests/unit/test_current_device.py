@@ -47,3 +47,27 @@ def test_torch_is_asked_where_it_uses_the_gpu(
     monkeypatch.setattr(current_device, "core", core)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     assert current_device.hides_transfers() is not integrated
+
+
+@pytest.mark.parametrize(
+    ("gpu", "profile"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-pcie4"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090-pcie4"),
+        ("NVIDIA H200", "h200-pcie5"),
+        ("an unknown one", current_device._GPU_DEFAULT),
+    ],
+)
+def test_a_gpu_has_the_profile_of_its_model(gpu: str, profile: str) -> None:
+    assert current_device._nearest_profile(gpu) == profile
+
+
+def test_without_torch_the_driver_names_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [{"name": "one"}, {"name": "two"}]
+    core = SimpleNamespace(probe_cuda=lambda: {"devices": devices})
+    monkeypatch.setattr(current_device, "core", core)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert current_device._current_gpu() == 0
+    assert [current_device.gpu_name(number) for number in (None, 0, 1)] == ["one", "one", "two"]
+    devices.clear()
+    assert current_device.gpu_name() == "cuda"

@@ -258,3 +258,21 @@ def test_what_is_no_disk_is_refused(folder: str, reason: str) -> None:
 def test_file_systems_that_do_not_suit_have_a_warning(kind: str, words: str | None) -> None:
     warning = doctor_disk.warning(kind)
     assert warning is None if words is None else words in (warning or "")
+
+
+def test_without_torch_the_verdict_says_how_to_install_it(
+    machine_with: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert machine_with(probe(), None, device="soft", budget="64MiB")["works"] is True
+    monkeypatch.setattr(doctor, "_torch_version", lambda: None)
+    verdict = doctor._verdict()
+    assert verdict["works"] is False
+    assert "torch is not installed; install it with `pip install" in verdict["because"]
+
+
+def test_a_host_budget_without_a_limit_has_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMEM_HOST_BUDGET", "unlimited")
+    monkeypatch.setenv("UMEM_BUDGET", "64MiB")
+    options = doctor._options()
+    assert options["host_budget"] == {"value": "unlimited", "origin": "UMEM_HOST_BUDGET"}
+    assert options["budget"]["value"] == 64 * MIB

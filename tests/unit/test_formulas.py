@@ -176,3 +176,13 @@ def test_errors_are_one_line(
     assert words in err
     assert err.startswith("umem estimate: ")
     assert err.count("\n") == 1
+
+
+def test_the_text_says_what_formulas_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--layers", "24", "--hidden", "2048", "--sequence", "1024"]
+    assert cli.main(["estimate", "--params", "1e9", *sizes]) == 0
+    plain = capsys.readouterr().out
+    assert "what a program keeps: umem estimate FILE.py:function" in plain
+    assert "33% more time" not in plain
+    assert cli.main(["estimate", "--params", "1e9", *sizes, "--checkpointing", "sqrt"]) == 0
+    assert "checkpoints (sqrt): about 33% more time, to recompute" in capsys.readouterr().out

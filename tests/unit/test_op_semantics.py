@@ -57,3 +57,16 @@ def test_random_operators_and_those_that_must_not_run_again() -> None:
     assert not describe(aten.resize_.default).repeatable
     assert not describe(aten.empty.memory_format).repeatable
     assert not describe(torch.ops.prims.add.default).repeatable
+
+
+def test_arguments_that_a_call_leaves_out_are_not_written() -> None:
+    x = torch.ones(2)
+    assert [*describe(aten.add_.Tensor).written((), {"other": x})] == []
+    assert [*describe(aten.add_.Tensor).written_now((), {"self": x, "other": x})] == [x]
+
+
+def test_a_higher_order_operator_has_a_name_only() -> None:
+    told = describe(torch.ops.higher_order.cond)
+    assert told.name == "higher_order::cond"
+    assert not told.repeatable
+    assert [*told.written((torch.ones(2),), {})] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -413,3 +414,9 @@ def test_what_a_step_can_come_from(tmp_path: Path) -> None:
     assert recorded_step(trace, LINK) is trace
     with pytest.raises(ConfigError, match="step=7 is a int; allowed: a StepTrace"):
         recorded_step(7, LINK)  # type: ignore[arg-type]
+
+
+def test_what_the_program_pinned_stays_out_of_plans() -> None:
+    pinned = replace(TRACE, exempt=np.ones(TRACE.n_tensors, np.bool_))
+    (problem,) = check(Plan(pinned, evict=(Move(0, 0),)))
+    assert problem.endswith("tensor=0): the program pinned or excluded the tensor")

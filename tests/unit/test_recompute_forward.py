@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -553,3 +554,63 @@ def test_a_functions_in_place_kernel_is_not_missed() -> None:
         return out.sin().tanh()
 
     compare(forward, nn.Identity(), torch.rand(16))
+
+
+def _pairs(net: nn.Module, x: Tensor) -> Tensor:
+    h: Tensor = net(x)
+    pairs = torch.view_as_complex(h.unflatten(-1, (-1, 2)))
+    return (pairs * pairs).abs() + h.sum()
+
+
+def _scaled_graph(net: nn.Module, x: Tensor) -> Tensor:
+    h: Tensor = net(x)
+    graph = torch.eye(4).to_sparse()
+    graph.mul_(2)
+    return torch.sparse.mm(graph, h).exp()
+
+
+@EACH_FREED
+@pytest.mark.parametrize("forward", [_pairs, _scaled_graph])
+def test_views_of_another_dtype_and_writes_to_sparse_tensors(
+    freed: Freed, forward: Forward
+) -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    assert compare(forward, net, torch.randn(4, 8), freed).dropped > 0
+
+
+def test_an_op_with_another_result_when_it_runs_again_is_an_error() -> None:
+    """NumPy writes the mask, which torch does not see."""
+    array = np.array([True, False, True, False])
+    mask, weight = torch.from_numpy(array), torch.ones((), requires_grad=True)
+
+    def forward() -> Tensor:
+        return (torch.ones(4)[mask] * weight).sum()
+
+    with dropping(Prepared(plan_for(forward))):
+        out = forward()
+    array[:] = True
+    words = (
+        r"aten.index.Tensor gave a torch.float32 tensor of shape \[2\] and strides \[1\] in the "
+        r"forward pass and a torch.float32 tensor of shape \[4\] and strides \[1\] when it ran "
+        r"again, .* umem\.deoptimize\(model\)"
+    )
+    with pytest.raises(StateError, match=words):
+        out.backward()
+
+
+def test_foreign_operators_are_kept_as_they_may_differ_when_they_run_again() -> None:
+    sizes = itertools.count(1)
+    with torch.library._scoped_library("umem_tests", "FRAGMENT") as library:
+        library.define("longer(Tensor x) -> Tensor")
+        library.impl("longer", lambda x: x.new_ones(next(sizes)), "CompositeExplicitAutograd")
+        weight = torch.ones((), requires_grad=True)
+
+        def forward() -> Tensor:
+            return (torch.ops.umem_tests.longer(torch.ones(1)) * weight).sum()
+
+        plan = plan_for(forward)
+        with dropping(Prepared(plan)) as tally:
+            out = forward()
+        out.backward()
+    assert tally.refused == 1
+    assert weight.grad == 2

@@ -12,6 +12,7 @@ from support.synthetic import random_trace
 from umem import TraceError
 from umem.trace.convert import FORMS, convert
 from umem.trace.info import examine
+from umem.trace.reader import read
 from umem.trace.schema import Alloc, Free, Header, Op, Step
 from umem.trace.writer import Writer
 
@@ -98,3 +99,17 @@ def test_an_unknown_name_lists_what_is_known(small: Path) -> None:
     with pytest.raises(TraceError, match=r"must end in \.jsonl, \.jsonl\.gz, \.json, \.pickle"):
         convert(small, small.with_suffix(".txt"))
     assert ".pickle" in FORMS
+
+
+def test_a_block_of_a_snapshot_whose_free_is_missing_ends_at_the_next_one(tmp_path: Path) -> None:
+    source, out = tmp_path / "short.pickle", tmp_path / "out.jsonl"
+    history = [{"action": "alloc", "addr": 4096, "size": size} for size in (512, 2048)]
+    source.write_bytes(pickle.dumps({"device_traces": [history], "segments": []}))
+    convert(source, out)
+    _, trace = read(out)
+    events = [event for event in trace if isinstance(event, (Alloc, Free))]
+    first, freed, second = events
+    assert isinstance(first, Alloc)
+    assert isinstance(second, Alloc)
+    assert (first.bytes, second.bytes) == (512, 2048)
+    assert freed == Free(first.id)
