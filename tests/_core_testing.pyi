@@ -29,8 +29,9 @@ class Telemetry(TypedDict):
     disk_file_bytes: int
 
 class disk:  # noqa: N801 - a module: faults of the disk; `call`: read, write or reserve
+    # kind: EIO, ENOSPC, short, torn or flip; once: not the second try of the same thread.
     @staticmethod
-    def fail(call: str, nth: int, kind: str) -> None: ...  # EIO, ENOSPC, short, torn or flip
+    def fail(call: str, nth: int, kind: str, *, once: bool = False) -> None: ...
     @staticmethod
     def delay(us: int, seed: int) -> None: ...  # of each call: up to so much; seed 0: so much
     @staticmethod

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "bindings/bind.h"
 #include "core_testing/testing.h"
@@ -24,10 +25,15 @@ namespace {
 
 enum Call { kRead, kWrite, kReserve, kCalls };
 
+struct Fault {
+  std::string kind;
+  bool once;  // the call that follows on the same thread, which tries again, does not fail
+};
+
 struct Faults {
   std::mutex mutex;
   std::array<std::uint64_t, kCalls> calls{};
-  std::array<std::map<std::uint64_t, std::string>, kCalls> planned;
+  std::array<std::map<std::uint64_t, Fault>, kCalls> planned;
   unsigned delay_us = 0;
   bool random_delay = false;
   std::minstd_rand random;
@@ -38,6 +44,8 @@ Faults& faults() {
   return *all;
 }
 
+constinit thread_local bool t_failed = false;
+
 // The planned fault of this call; empty: none.
 std::string next_fault(Call call) {
   Faults& all = faults();
@@ -46,8 +54,15 @@ std::string next_fault(Call call) {
   {
     const std::lock_guard lock(all.mutex);
     const std::uint64_t nth = ++all.calls[call];
-    if (const auto found = all.planned[call].find(nth); found != all.planned[call].end())
-      kind = found->second;
+    const bool failed = std::exchange(t_failed, false);
+    if (const auto found = all.planned[call].find(nth); found != all.planned[call].end()) {
+      if (failed && found->second.once) {
+        all.planned[call].try_emplace(nth + 1, found->second);
+      } else {
+        kind = found->second.kind;
+        t_failed = true;
+      }
+    }
     late = all.delay_us > 0 && all.random_delay ? static_cast<unsigned>(all.random() % all.delay_us)
                                                 : all.delay_us;
   }
@@ -102,12 +117,15 @@ void clear() {
 
 void bind_disk(py::module_& module) {
   py::module_ m = module.def_submodule("disk", "Faults of the disk that evicted memory is on.");
-  m.def("fail", [](const std::string& call, std::uint64_t nth, const std::string& kind) {
-    soft::set_disk_calls({write, read, reserve});
-    const std::lock_guard lock(faults().mutex);
-    const Call which = call_of(call);
-    faults().planned[which][faults().calls[which] + nth] = kind;
-  });
+  m.def(
+      "fail",
+      [](const std::string& call, std::uint64_t nth, const std::string& kind, bool once) {
+        soft::set_disk_calls({write, read, reserve});
+        const std::lock_guard lock(faults().mutex);
+        const Call which = call_of(call);
+        faults().planned[which][faults().calls[which] + nth] = {kind, once};
+      },
+      py::arg(), py::arg(), py::arg(), py::kw_only(), py::arg("once") = false);
   m.def("delay", [](unsigned us, unsigned seed) {
     soft::set_disk_calls({write, read, reserve});
     const std::lock_guard lock(faults().mutex);

@@ -31,12 +31,15 @@ constexpr cu::CUmemLocation kHost{cu::CU_MEM_LOCATION_TYPE_HOST, 0};
 
 std::atomic<unsigned> g_calls{0};
 
+constinit thread_local bool t_failed = false;
+
+// Now and then, but not the second try, which would break the disk.
 bool fails() {
   const unsigned nth = ++g_calls;
   if (nth % 3 == 0) usleep(nth * 7919 % 400);
-  if (nth % 50 != 0) return false;
-  errno = EIO;
-  return true;
+  t_failed = nth % 50 == 0 && !t_failed;
+  if (t_failed) errno = EIO;
+  return t_failed;
 }
 
 ssize_t write(int file, const void* from, std::size_t bytes, off_t at) {
