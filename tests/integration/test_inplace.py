@@ -340,7 +340,7 @@ class Chain(nn.Module):
         return x
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from(sorted(ACTS)), st.booleans()), min_size=2, max_size=7))
 def test_applying_changes_no_bit_of_any_chain(layers: list[tuple[str, bool]]) -> None:
     def make() -> Any:

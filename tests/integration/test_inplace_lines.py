@@ -60,7 +60,7 @@ GENERATED = "/generated.py"
 FOUND: list[int] = []
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(st.lists(_line, min_size=1, max_size=9))
 def test_every_line_that_may_be_in_place_changes_no_bit(lines: list[tuple[str, int, int]]) -> None:
     def make() -> Any:

@@ -706,7 +706,7 @@ PROGRAM = st.lists(st.sampled_from(sorted(STAGES)), min_size=1, max_size=5)
 
 
 @pytest.mark.filterwarnings("default")
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(PROGRAM, st.sampled_from(LIVE_MODES), st.sampled_from([False, False, False, True]))
 def test_random_programs_are_those_of_plain_torch(drawn: list[str], mode: str, on: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -715,7 +715,7 @@ def test_random_programs_are_those_of_plain_torch(drawn: list[str], mode: str, o
 
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("default")
-@settings(max_examples=670, deadline=None)  # three times as many at night
+@settings(max_examples=670)  # three times as many at night
 @given(PROGRAM)
 def test_many_random_programs_in_every_mode(drawn: list[str]) -> None:
     for mode in LIVE_MODES:

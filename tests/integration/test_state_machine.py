@@ -35,6 +35,6 @@ def test_no_byte_is_lost_whatever_is_called(nightly: bool) -> None:
     """10,000 operations at most, always the same; every night a million others."""
     chosen = settings(
         max_examples=20_000 if nightly else 100, stateful_step_count=50, derandomize=not nightly,
-        deadline=None, database=None, suppress_health_check=list(HealthCheck),
+        database=None, suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     run_state_machine_as_test(OnTheSoftwareDevice, settings=chosen)

@@ -158,7 +158,7 @@ def run_step(program: Program, kinds: list[str], ops: list[list[int]], leave: in
     _core.step()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     kinds=kinds(),
     plans=st.lists(nonsense(), min_size=1, max_size=3),

@@ -278,7 +278,7 @@ def test_the_per_thread_default_stream_is_refused() -> None:
     slices=st.lists(st.sampled_from([1, -1, 2, -2]), min_size=3, max_size=3),
     dtype=st.sampled_from(["u1", "f4", "c16"]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_extents_are_those_of_numpy(shape: list[int], slices: list[int], dtype: str) -> None:
     array = np.zeros(shape, dtype)[tuple(slice(None, None, s) for s in slices[: len(shape)])]
     first, last = np.lib.array_utils.byte_bounds(array)

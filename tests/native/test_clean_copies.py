@@ -239,7 +239,7 @@ def test_a_copy_counts_towards_the_host_budget() -> None:
 NAMES = "abcd"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     read_mostly=st.lists(st.integers(0, 3), unique=True),
     evict=st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 3)), max_size=8),

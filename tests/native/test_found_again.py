@@ -253,7 +253,7 @@ def moves(draw: st.DrawFn, ops: int, tensors: int) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(kernels(), st.data())
 def test_any_program_may_wander_from_any_plan(planned: list[Kernel], data: st.DataObject) -> None:
     with running(options(budget=24 * MIB)) as program:

@@ -304,7 +304,7 @@ def test_scopes_are_the_threads_own_and_go_with_the_block(memory: Memory) -> Non
     assert _core.where(memory.take(PAGE), 1)["scope"] == ""
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 30))
 def test_random_hints_lose_nothing_and_keep_their_word(memory: Memory, seed: int) -> None:
     rng = random.Random(seed)

@@ -252,7 +252,7 @@ def repeated_steps(draw: st.DrawFn) -> tuple[list[Lifetime], int, int]:
     return blocks, ops, draw(st.sampled_from([14, 24, 200]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(step=repeated_steps(), evicts=st.lists(st.integers(0, 99), max_size=6))
 def test_any_step_keeps_its_bytes_in_its_layout(
     step: tuple[list[Lifetime], int, int], evicts: list[int]

@@ -386,7 +386,7 @@ def test_a_plan_moves_the_parts_that_ops_use() -> None:
         assert holds(ptr, 16 * MIB, 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.booleans(),
     st.lists(

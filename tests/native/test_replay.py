@@ -141,7 +141,7 @@ def test_a_training_has_equal_figures_backed(policy: str, budget: int) -> None:
     assert play(step, made) == play(step, made, backed=True)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(steps(), st.sampled_from(POLICIES), st.sampled_from([5, 8, 11, 40]))
 def test_any_step_has_equal_figures_backed(step: StepTrace, policy: str, pages: int) -> None:
     made = options(pages * PAGE, policy=policy)
@@ -154,7 +154,7 @@ def test_any_step_has_equal_figures_backed(step: StepTrace, policy: str, pages: 
     assert unbacked["peak_resident_bytes"] <= pages * PAGE
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

@@ -958,9 +958,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=ACTIONS)
 def test_no_sequence_loses_bytes_or_exceeds_the_budget(
     blocks: Blocks, actions: list[tuple[str, int, int]]

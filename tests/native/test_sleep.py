@@ -444,7 +444,7 @@ def test_threads_compute_while_another_sleeps(program: Program) -> None:
 
 
 @settings(
-    max_examples=30, deadline=None,
+    max_examples=30,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(seed=st.integers(0, 1 << 30), policy=st.sampled_from(["lru", "planned", "none"]))

@@ -914,9 +914,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=ACTIONS)
 def test_no_sequence_of_calls_changes_live_bytes(
     driver: Driver, tmp_path: Path, actions: list[tuple[str, int, int, int]]

@@ -21,7 +21,7 @@ from umem.errors import PlanError
 from umem.trace.step_trace import Kind, StepTrace
 
 LINK = DeviceProfile("test", 2.0 * MIB, 1.0 * MIB, 0.0, 1 << 40, "made up")
-few = settings(max_examples=80, deadline=None)
+few = settings(max_examples=80)
 
 
 def _chain(n: int) -> list[list[int]]:
@@ -254,7 +254,7 @@ def test_paging_on_demand_is_above_the_bounds(trace: StepTrace, share: float) ->
         assert trace.compute_us + link_us >= floor * (1 - 1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(1, 6))
 def test_bound_oracle_and_lru_are_in_order_for_equal_sizes(uses: list[int], capacity: int) -> None:
     ops, sizes = [[t] for t in uses], [1] * 6
@@ -264,7 +264,7 @@ def test_bound_oracle_and_lru_are_in_order_for_equal_sizes(uses: list[int], capa
     assert oracle <= reloads(ops, sizes, capacity, "lru")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.sets(st.integers(0, 5), min_size=1, max_size=3), min_size=1, max_size=20),
     st.lists(st.integers(1, 9), min_size=6, max_size=6),

@@ -26,7 +26,7 @@ from umem.trace.step_trace import Kind, StepTrace
 pytest.importorskip("highspy", reason="bounds by linear programs need highspy")
 pytest.importorskip("scipy", reason="it states the same programs a second way")
 LINK = DeviceProfile("test", 2.0 * MIB, 1.0 * MIB, 0.0, 1 << 40, "made up")
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=60)
 
 
 def _capacity(trace: StepTrace, share: float) -> int:

@@ -125,7 +125,7 @@ _SIZES = st.one_of(st.integers(1, 3 * MIB), st.integers(1, 64 * MIB))
 _ACTS = st.lists(st.tuples(st.booleans(), _SIZES, st.integers(0, 1 << 16)), max_size=60)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(acts=_ACTS, expandable=st.booleans(), limit=st.sampled_from([None, 100 * MIB, 200 * MIB]))
 def test_live_blocks_are_apart_and_within_what_is_reserved(
     acts: list[tuple[bool, int, int]], expandable: bool, limit: int | None

@@ -59,7 +59,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 shapes = st.lists(st.integers(0, 5), max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tensors=st.dictionaries(
         st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__"),
@@ -146,7 +146,7 @@ def test_a_name_twice_among_many_is_found_in_linear_time(tmp_path: Path) -> None
     assert time.process_time() - begin < 1  # quadratic: 3 seconds, and hours for a longer header
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(at=st.integers(0, 200), value=st.integers(0, 255), cut=st.integers(0, 200))
 def test_a_damaged_file_is_an_error_or_has_all_its_bytes(
     tmp_path_factory: pytest.TempPathFactory, at: int, value: int, cut: int

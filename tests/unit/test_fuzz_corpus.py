@@ -53,7 +53,6 @@ def test_a_file_of_the_corpus_breaks_no_reader(name: str, path: Path) -> None:
 @pytest.mark.parametrize("name", targets.TARGETS)
 @hypothesis.settings(
     max_examples=200,
-    deadline=None,
     derandomize=True,  # `make fuzz` searches for more
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )

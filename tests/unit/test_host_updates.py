@@ -353,7 +353,7 @@ def test_updates_can_be_added_to_others() -> None:
     assert [c.tolist() for c in both.updates] == [c.tolist() for c in once.updates]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     weights=st.lists(st.sampled_from([0, 1, 4, 9]), min_size=1, max_size=5),
     foreach=st.booleans(),

@@ -36,7 +36,7 @@ def _check(trace: StepTrace, made: Layout) -> list[int]:
     return [tensor for tensor, *_ in placed]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(trace=steps())
 def test_tensors_that_are_alive_together_lie_apart(trace: StepTrace) -> None:
     _check(trace, layout(trace))
@@ -89,7 +89,7 @@ def test_what_lives_longer_than_a_step_has_no_place() -> None:
 # --- layouts whose memory stays --------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(trace=steps(), pages=st.integers(1, 12))
 def test_a_resident_layout_is_of_transient_tensors_and_within_its_limit(
     trace: StepTrace, pages: int

@@ -53,7 +53,7 @@ def lives(draw: st.DrawFn) -> list[Lifetime]:
 
 
 @packers
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(blocks=lives())
 def test_no_two_blocks_share_bytes_at_a_time(pack: Packer, blocks: list[Lifetime]) -> None:
     offsets, height = pack(blocks)
@@ -69,7 +69,7 @@ def test_no_two_blocks_share_bytes_at_a_time(pack: Packer, blocks: list[Lifetime
 
 @packers
 @given(blocks=lives(), factor=st.integers(2, 5))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_sizes_scale(pack: Packer, blocks: list[Lifetime], factor: int) -> None:
     scaled = [block._replace(bytes=block.bytes * factor) for block in blocks]
     offsets = tuple(offset * factor for offset in pack(blocks).offsets)
@@ -127,7 +127,7 @@ def repeating(draw: st.DrawFn) -> tuple[list[Lifetime], int]:
 
 
 @packers
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(step=repeating())
 def test_around_the_steps_end_no_two_blocks_share_bytes(
     pack: Packer, step: tuple[list[Lifetime], int]

@@ -108,7 +108,7 @@ def test_clean_weights_keep_their_copy_on_the_host() -> None:
     assert {move.tensor for move in plan.evict} < set(plan.read_mostly)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(trace=steps(), share=st.sampled_from([0.1, 0.3, 0.5, 0.75, 0.9]))
 def test_it_fits_as_far_as_gaps_can_help_and_moves_nothing_needlessly(
     trace: StepTrace, share: float
@@ -353,7 +353,7 @@ def test_a_copy_is_made_while_the_link_is_idle() -> None:
     assert estimate(trace, device, choice, 4 * PAGE).us == pytest.approx(1200)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(trace=steps(), share=st.sampled_from([0.3, 0.5, 0.75]))
 def test_returns_start_once_each_between_leaving_and_use(trace: StepTrace, share: float) -> None:
     room = int(large_live_bytes(trace).max(initial=0) * share)

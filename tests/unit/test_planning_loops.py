@@ -33,7 +33,7 @@ def floats(*values: float) -> Floats:
     return np.array(values, float)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_the_choice_is_that_of_plain_loops(data: st.DataObject) -> None:
     places = data.draw(st.integers(1, 12))
@@ -72,7 +72,7 @@ def test_the_choice_is_that_of_plain_loops(data: st.DataObject) -> None:
     assert sorted(found.tolist()) == sorted(set(away) - set(kept))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_returns_start_where_a_plain_search_finds_room(data: st.DataObject) -> None:
     n = data.draw(st.integers(2, 10))
@@ -104,7 +104,7 @@ def test_returns_start_where_a_plain_search_finds_room(data: st.DataObject) -> N
     assert bytes_taken.tolist() == taken[n : 2 * n]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(trace=steps(), data=st.data())
 def test_the_estimate_is_that_of_plain_loops(trace: StepTrace, data: st.DataObject) -> None:
     gaps = all_gaps(trace)

@@ -49,7 +49,7 @@ def test_native_policies_give_no_plan(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLANNED)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trace=steps(), share=st.sampled_from([0.02, 0.3, 0.5, 0.75, 1.0]))
 def test_plans_are_valid(name: str, trace: StepTrace, share: float) -> None:
     check(name, trace, int(trace.peak_bytes * share))
@@ -93,7 +93,7 @@ def moves(plan: Plan) -> list[object]:
 
 
 @pytest.mark.parametrize("name", ["auto", "capuchin"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(trace=steps(), share=st.sampled_from([0.3, 0.5, 0.75, 1.0]))
 def test_planned_occupancy_stays_in_the_capacity(name: str, trace: StepTrace, share: float) -> None:
     budget = int(trace.peak_bytes * share)

@@ -256,7 +256,7 @@ def graphs(draw: st.DrawFn) -> StepTrace:
 
 
 @given(graphs(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_selection_gives_a_valid_step_with_the_same_values(
     trace: StepTrace, data: st.DataObject
 ) -> None:
@@ -273,7 +273,7 @@ def test_any_selection_gives_a_valid_step_with_the_same_values(
 
 
 @given(graphs(), st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_no_step_that_fits_is_below_the_bound(trace: StepTrace, data: st.DataObject) -> None:
     pytest.importorskip("highspy")
     graph = RecomputeGraph(trace)
@@ -352,7 +352,7 @@ def test_copies_that_go_after_each_use_lower_the_peak() -> None:
 
 
 @given(graphs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_reduced_step_has_the_same_decisions(trace: StepTrace) -> None:
     graph = RecomputeGraph(trace)
     small = RecomputeGraph(*reduced(trace, graph.forward, graph.last_wanted))

@@ -89,7 +89,7 @@ def step(
     return [*(weight.grad for weight in weights), buffer, torch.get_rng_state()]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(PROGRAMS, st.randoms(use_true_random=False), st.sampled_from([0.0, 0.5, 1.0]))
 def test_gradients_are_those_of_the_plain_run(
     program: list[tuple[str, int, int]], random: Any, freed: float

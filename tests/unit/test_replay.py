@@ -29,7 +29,7 @@ PAGE = 2 * MIB
 # A page takes 10 µs in and 20 µs out.
 LINK = DeviceProfile("link", PAGE / 10, PAGE / 20, 45.0, 1 << 40, "made up")
 ALL = tuple(name for name in registry.names())
-FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
 def cyclic_step() -> StepTrace:

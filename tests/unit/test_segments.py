@@ -104,7 +104,7 @@ def placed(draw: st.DrawFn) -> tuple[StepTrace, Ints]:
     return trace, at(*places)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(placed())
 def test_any_step_with_segments_can_be_planned(case: tuple[StepTrace, Ints]) -> None:
     trace, address = case

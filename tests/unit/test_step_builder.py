@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.synthetic import cyclic, random_trace, training
 
@@ -91,7 +91,6 @@ def kind_of(trace: Whole, life: Life) -> Kind:
     return Kind.TRANSIENT if freed else Kind.MADE
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000))
 def test_a_step_is_what_its_definitions_say(seed: int) -> None:
     events = list(random_trace(seed, ops=seed % 13 + 2))
@@ -152,7 +151,6 @@ def check_twins(step: StepTrace, trace: Whole, lives: list[Life]) -> None:
             assert lives[next_alias].alloc.tag == life.alloc.tag
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000))
 def test_times_add_up(seed: int) -> None:
     events = list(random_trace(seed, ops=seed % 13 + 2))
@@ -412,7 +410,6 @@ def test_an_id_may_name_another_block_once_it_is_free() -> None:
     assert step.kind.tolist() == [Kind.TRANSIENT, Kind.TRANSIENT, Kind.MADE]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1000))
 def test_a_step_alone_is_the_same_step(seed: int) -> None:
     builder = StepBuilder()
@@ -428,7 +425,6 @@ def test_a_step_alone_is_the_same_step(seed: int) -> None:
     assert before.tags == after.tags
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1000), st.lists(st.integers(0, 10_000), max_size=4))
 def test_columns_in_any_batches_are_the_same_step(seed: int, cuts: list[int]) -> None:
     rows, builder = EventRows(), StepBuilder()

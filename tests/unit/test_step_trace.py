@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.synthetic import random_trace, training
 
@@ -32,7 +32,6 @@ def accesses(step: StepTrace) -> list[dict[int, bool]]:
     ]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000))
 def test_columns_are_what_they_say(seed: int) -> None:
     step = step_of(seed)
@@ -60,7 +59,6 @@ def test_columns_are_what_they_say(seed: int) -> None:
     assert step.compute_us == pytest.approx(sum(step.op_us))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000))
 def test_gaps_are_the_idle_intervals(seed: int) -> None:
     step = step_of(seed)

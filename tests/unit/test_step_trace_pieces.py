@@ -170,7 +170,7 @@ def steps_in_parts(draw: st.DrawFn) -> StepTrace:
     return parts_of(step(tensors, ops), parts, cut=np.full(len(sizes), fine))  # type: ignore[no-any-return]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(steps_in_parts(), st.sampled_from(("auto", "lru", "belady")))
 def test_no_schedule_of_parts_is_below_the_bound(trace: StepTrace, policy: str) -> None:
     needed = int(trace.working_set.max())

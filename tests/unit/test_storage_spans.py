@@ -71,7 +71,7 @@ dims = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), max_size=4)
 
 
 @given(dims=dims, offset=st.integers(0, 20))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_span_is_from_the_first_byte_to_the_last(
     dims: list[tuple[int, int]], offset: int
 ) -> None:

@@ -85,7 +85,7 @@ def test_info_says_what_the_trace_holds(small: Path, capsys: pytest.CaptureFixtu
     assert "1 of 4 tensors are below 2 MiB, with 9.1% of all allocated bytes" in text
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10_000))
 def test_the_peak_is_the_highest_of_all_places(tmp_path: Path, seed: int) -> None:
     events = list(random_trace(seed, ops=8))
@@ -326,7 +326,7 @@ def test_a_snapshot_of_a_few_bytes_takes_no_memory(tmp_path: Path) -> None:
         assert peak < 10 * MIB
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_snapshot_is_an_error_or_a_valid_trace(
     tmp_path: Path, data: st.DataObject

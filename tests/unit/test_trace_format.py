@@ -23,7 +23,7 @@ from umem.trace.writer import Writer, to_json
 HEADER = '{"kind":"umem-trace","v":1,"device":"d","source":"s","note":"n"}\n'
 ALLOC = '{"e":"alloc","id":1,"bytes":4096}\n'
 FREE = '{"e":"free","id":1}\n'
-IN_FOLDER = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+IN_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 text = st.text(st.characters(codec="utf-8"), max_size=12)
 json_values = st.recursive(
