@@ -195,8 +195,8 @@ MUTANTS = (
     ),
     Mutant(
         "bytes that the driver moved meanwhile are where they were", _ENGINE,
-        "state_.ledger.set_state(id, state_.mapped() ? State::kDevice : State::kHost);\n"
-        "    if (!state_.mapped()) moved_.push_back(id);",
+        "state_.ledger.set_state(id, stays ? State::kDevice : State::kHost);\n"
+        "    (stays ? stay : moved_).push_back(id);",
         "state_.ledger.set_state(id, State::kDevice);",
     ),
     Mutant(

@@ -453,7 +453,8 @@ def test_a_policy_that_begins_to_evict_keeps_pins_and_the_host_budget(blocks: Bl
     stats = _core.stats()
     assert stats["host_bytes"] == 8 * MIB
     assert stats["resident_bytes"] == 12 * MIB
-    assert [_core.where(ptr, 1)["resident_bytes"] for ptr in ptrs] == [1, 0, 0, 1, 1]
+    resident = [_core.where(ptr, 1)["resident_bytes"] for ptr in ptrs]
+    assert (resident[0], resident[3], sum(resident)) == (1, 1, 3)
     for index, ptr in enumerate(ptrs):
         use(ptr)
         _core_testing.store(ptr, bytes([index]))
