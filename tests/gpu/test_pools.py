@@ -139,31 +139,38 @@ def test_hints_go_on_after_a_capture() -> None:
     del kept, graph, source, result
 
 
-def fail_to_capture(source: torch.Tensor, pool: tuple[int, int]) -> None:
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool):
-        source.clone()
-        torch.cuda.synchronize()
-
-
-def test_a_capture_that_fails_is_over() -> None:
-    source = full(3.0)
-    handle = torch.cuda.graph_pool_handle()
-    for _ in range(2):  # the next captures use the same pool
-        with pytest.raises(RuntimeError, match="during capture"):
-            fail_to_capture(source, handle)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=handle):
-        result = source.clone()
-    graph.replay()
-    assert holds(result, 3.0)
-    after = full(4.0)
-    assert core.owns(after.data_ptr())
-    steps = umem.stats().steps
-    umem.step()
-    assert umem.stats().steps == steps + 1
-    assert holds(source, 3.0)
-    assert holds(after, 4.0)
-    del graph, source, after, result
+@pytest.mark.usefixtures("softcuda")
+def test_a_capture_that_fails_is_over(program: Callable[..., tuple[str, str]]) -> None:
+    """In its own process: torch before 2.13 keeps the memory of a capture that failed."""
+    program(
+        """
+from umem.base.native import core
+enable(budget="64MiB")
+source = torch.full((MIB // 2,), 3.0, device="cuda")
+pool = torch.cuda.graph_pool_handle()
+for _ in range(2):  # the next captures use the same pool
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool):
+            source.clone()
+            torch.cuda.synchronize()
+    except RuntimeError as error:
+        assert "during capture" in str(error), error
+    else:
+        raise AssertionError("captured")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph, pool=pool):
+    result = source.clone()
+graph.replay()
+torch.cuda.synchronize()
+assert bool(result.cpu().eq(3.0).all())
+after = blocks(1)
+assert core.owns(after[0].data_ptr())
+steps = umem.stats().steps
+umem.step()
+assert umem.stats().steps == steps + 1
+assert bool(source.cpu().eq(3.0).all()) and intact(after)
+"""
+    )
 
 
 @needs_torch("2.15")
