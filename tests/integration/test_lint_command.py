@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,7 @@ def test_errors_are_one_line(
     assert re.search(words, error), error
 
 
+Lint = Callable[..., str]
 MORE = """
 import torch
 from torch import nn
@@ -199,52 +201,47 @@ def more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     return name
 
 
-def test_a_program_without_findings_is_told_so(
-    more: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["lint", f"{more}:clean"]) == 0
-    out = capsys.readouterr().out
+@pytest.fixture
+def lint(more: str, capsys: pytest.CaptureFixture[str]) -> Lint:
+    """Runs the command on a function of `MORE`; its output."""
+
+    def run(function: str, *flags: str, code: int = 0) -> str:
+        assert cli.main(["lint", f"{more}:{function}", *flags]) == code
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_a_program_without_findings_is_told_so(lint: Lint) -> None:
+    out = lint("clean")
     assert re.search(r"^ +nothing found$", out, re.MULTILINE), out
     assert "with every op in-place" not in out
 
 
-def test_the_largest_findings_of_a_kind_are_listed_and_the_others_counted(
-    more: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["lint", f"{more}:many"]) == 0
-    out = capsys.readouterr().out
+def test_the_largest_findings_of_a_kind_are_listed_and_the_others_counted(lint: Lint) -> None:
+    out = lint("many")
     assert out.count("inplace=True in LeakyReLU") == 10
     assert "2 more of 256 KiB (--all)" in out
     assert re.search(r"^peak .* a step, with every op in-place that may be$", out, re.MULTILINE)
-    assert cli.main(["lint", f"{more}:many", "--all"]) == 0
-    out = capsys.readouterr().out
+    out = lint("many", "--all")
     assert out.count("inplace=True in LeakyReLU") == 12
     assert "--all" not in out
 
 
-def test_a_program_that_computes_otherwise_in_place_is_shown_as_differing(
-    more: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["lint", f"{more}:peeking", "--apply"]) == 1
-    out = capsys.readouterr().out
+def test_a_program_that_computes_otherwise_in_place_is_shown_as_differing(lint: Lint) -> None:
+    out = lint("peeking", "--apply", code=1)
     assert re.search(r"^differs +\d+ of \d+ tensors: the loss \(1\), ", out, re.MULTILINE), out
     assert "bit-identical" not in out
 
 
-def test_a_late_tensor_says_what_the_peak_would_be_without_it(
-    more: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["lint", f"{more}:late"]) == 0
-    out = capsys.readouterr().out
+def test_a_late_tensor_says_what_the_peak_would_be_without_it(more: str, lint: Lint) -> None:
+    out = lint("late")
     line = 1 + MORE.splitlines().index("        logits = net(x)")
     words = rf"^late +{more}\.py:{line}: .*; 2 MiB, 2 MiB less at the peak"
     assert re.search(words, out, re.MULTILINE), out
 
 
-def test_what_cannot_be_told_without_values_is_a_note(
-    more: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["lint", f"{more}:fixed"]) == 0
-    out = capsys.readouterr().out
+def test_what_cannot_be_told_without_values_is_a_note(lint: Lint) -> None:
+    out = lint("fixed")
     words = r"^note +2 buffers or fixed parameters have the shape of another"
     assert re.search(words, out, re.MULTILINE), out

@@ -550,29 +550,8 @@ def test_a_program_can_be_simulated_without_its_trace_in_a_file() -> None:
     assert result.stall_us == 0
 
 
-def test_an_optimizer_within_another_ends_no_step(tmp_path: Path) -> None:
-    path = tmp_path / "nested.py"
-    path.write_text(
-        "import torch\n"
-        "net = torch.nn.Linear(8, 8)\n"
-        "inner = torch.optim.SGD([net.bias], lr=0.1)\n"
-        "class Outer(torch.optim.SGD):\n"
-        "    def step(self, closure=None):\n"
-        "        inner.step()\n"
-        "        super().step(closure)\n"
-        "outer = Outer([net.weight], lr=0.1)\n"
-        "for _ in range(5):\n"
-        "    net(torch.randn(4, 8)).sum().backward()\n"
-        "    outer.step()\n"
-    )
-    recording = script.trace(path, [])
-    assert recording.steps == 3
-    assert len(_named(recording, "addmm")) == 1  # in the last of them
-    assert len(_named(recording, "add_")) == 2  # the updates of both
-
-
-def test_a_step_that_raised_inside_of_another_is_over(tmp_path: Path) -> None:
-    path = tmp_path / "raising.py"
+def _nested(path: Path, *inner: str) -> Recording:
+    """A program with an optimizer whose step has these lines, and then its own update."""
     path.write_text(
         "import torch\n"
         "net = torch.nn.Linear(8, 8)\n"
@@ -581,11 +560,8 @@ def test_a_step_that_raised_inside_of_another_is_over(tmp_path: Path) -> None:
         "    raise ValueError\n"
         "class Outer(torch.optim.SGD):\n"
         "    def step(self, closure=None):\n"
-        "        try:\n"
-        "            inner.step(fail)\n"
-        "        except ValueError:\n"
-        "            pass\n"
-        "        super().step(closure)\n"
+        + "".join(f"        {line}\n" for line in inner)
+        + "        super().step(closure)\n"
         "outer = Outer([net.weight], lr=0.1)\n"
         "for _ in range(5):\n"
         "    net(torch.randn(4, 8)).sum().backward()\n"
@@ -593,6 +569,18 @@ def test_a_step_that_raised_inside_of_another_is_over(tmp_path: Path) -> None:
     )
     recording = script.trace(path, [])
     assert recording.steps == 3
+    return recording
+
+
+def test_an_optimizer_within_another_ends_no_step(tmp_path: Path) -> None:
+    recording = _nested(tmp_path / "nested.py", "inner.step()")
+    assert len(_named(recording, "addmm")) == 1  # in the last of them
+    assert len(_named(recording, "add_")) == 2  # the updates of both
+
+
+def test_a_step_that_raised_inside_of_another_is_over(tmp_path: Path) -> None:
+    lines = ("try:", "    inner.step(fail)", "except ValueError:", "    pass")
+    recording = _nested(tmp_path / "raising.py", *lines)
     ((_, cost),) = _named(recording, "addmm")
     assert cost.phase == "forward"
 
