@@ -11,6 +11,7 @@ import gc
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ hypothesis.settings.load_profile("umem")
 # Seconds by test, for tools/affected_tests.py; survives in pytest's cache.
 DURATIONS = "umem/durations"
 _durations: dict[str, float] = {}
+MANY_MODULES = 100  # a test imported torch._dynamo or a library as large
 
 
 def pytest_configure() -> None:
@@ -135,6 +137,16 @@ def _closed_devices() -> None:
             gc.collect()
             core.stop()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _frozen_imports() -> Iterator[None]:
+    """No collection of the next tests looks at what this one has imported."""
+    before = len(sys.modules)
+    yield
+    if len(sys.modules) > before + MANY_MODULES:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -146,6 +147,8 @@ def run(
         options: other options of `umem.enable`.
     """
     trial = TRIALS[name]
+    for module in trial.needs:
+        importlib.import_module(module)  # once, and not in each child
     enable = {"device": "soft", "budget": bytes_of_budget, "policy": policy} | options
     with tempfile.TemporaryDirectory() as folder:
         children = [

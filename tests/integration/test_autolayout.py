@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from support.layers import Scale  # noqa: E402
+
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
 from umem.errors import ConfigError  # noqa: E402
@@ -23,9 +25,7 @@ def losses(layout: str, budget: str, rows: list[int], clear: str = "first") -> l
     """The steps of a training loop that clears gradients first, after forward, or last."""
     with umem.enable(budget=budget, device="soft", layout=layout):
         torch.manual_seed(0)
-        net = torch.nn.Sequential(
-            *(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
-        )
+        net = torch.nn.Sequential(*(Scale(WIDTH) for _ in range(LAYERS)))
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
         result = []
         for count in rows:
@@ -86,7 +86,7 @@ def test_a_word_that_is_no_mode_is_refused() -> None:
 
 def training() -> Callable[[int], None]:
     """Trains for so many steps."""
-    net = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    net = torch.nn.Sequential(*(Scale(WIDTH) for _ in range(LAYERS)))
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
 
     def run(count: int) -> None:

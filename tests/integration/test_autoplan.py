@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from support.policies import Step, linear  # noqa: E402
+from support.layers import Step, training  # noqa: E402
 
 import umem  # noqa: E402
 from umem.base.device_profiles import DeviceProfile  # noqa: E402
@@ -49,13 +49,9 @@ def tiny() -> Iterator[Tiny]:
     umem.disable()
 
 
-def training() -> tuple[torch.nn.Module, Step]:
-    return linear(LAYERS, WIDTH)
-
-
 def losses(policy: Any, work: Callable[[torch.nn.Module, Step], list[float]]) -> list[float]:
     with umem.enable(budget=BUDGET, device="soft", policy=policy):
-        net, step = training()
+        net, step = training(LAYERS, WIDTH)
         return work(net, step)
 
 
@@ -127,7 +123,7 @@ def test_two_shapes_by_turns_have_a_plan_each(tiny: Tiny) -> None:
         return result
 
     with umem.enable(budget=BUDGET, device="soft", policy=tiny):
-        net, step = training()
+        net, step = training(LAYERS, WIDTH)
         work(net, step)
         assert len(core.plan_status()["plans"]) >= 2
         del net, step
@@ -272,7 +268,7 @@ def test_a_policy_that_does_not_load_leaves_umem_off() -> None:
 
 def test_another_budget_is_another_plan(tiny: Tiny) -> None:
     with umem.enable(budget=BUDGET, device="soft", policy=tiny):
-        net, step = training()
+        net, step = training(LAYERS, WIDTH)
         for _ in range(4):
             step(64)
         umem.set_budget("32MiB")
@@ -290,7 +286,7 @@ def test_steps_that_never_repeat_are_planned_seldom(
     monkeypatch.setattr(recording_schedule, "_TRIES", 3)
     monkeypatch.setattr(recording_schedule, "_EVERY", 10)
     with umem.enable(budget=BUDGET, device="soft", policy=tiny):
-        net, step = training()
+        net, step = training(LAYERS, WIDTH)
         for i in range(25):
             for _ in range(i):  # each step has one more of these
                 torch.ones(1 << 19).square()

@@ -27,8 +27,8 @@ def start(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("workload", [pytest.param("resnet", marks=pytest.mark.nightly), "gpt"])
 def test_the_quick_demo_is_identical_and_within_its_budget(workload: str, tmp_path: Path) -> None:
     picture = tmp_path / "demo.png"
-    done = start("-m", "umem", "demo", "--quick", "--workload", workload, "--json",
-                 "--plot", str(picture))  # fmt: skip
+    done = start("-m", "umem", "demo", "--quick", "--steps", "3", "--workload", workload,
+                 "--json", "--plot", str(picture))  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     report = schemas.read("demo", done.stdout)
     assert report["good"] is True

@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from support.layers import Scale  # noqa: E402
+
 import umem  # noqa: E402
 
 SIDE, ROWS, STEPS = 1024, 512, 10
@@ -63,7 +65,7 @@ def beside_a_thread() -> Iterator[torch.Tensor]:
 def train(batches: Callable[[], Iterator[torch.Tensor]]) -> tuple[list[float], list[float]]:
     """Each step's loss, and its share of ops that followed a plan."""
     torch.manual_seed(0)
-    layers = [m for _ in range(6) for m in (torch.nn.Linear(SIDE, SIDE), torch.nn.ReLU())]
+    layers = [m for _ in range(6) for m in (Scale(SIDE), torch.nn.ReLU())]
     net = torch.nn.Sequential(*layers)
     optimizer = torch.optim.AdamW(net.parameters())
     losses, shares = [], []

@@ -59,6 +59,7 @@ STREAM = Rule("bench/streaming.py runs it; minutes", nightly=True)
 RULES = {
     ("README.md", "$ python3 -m venv .venv && . .venv/bin/activate"): INSTALLS,
     ("README.md", "$ umem run --backing mapped train.py"): Rule("needs a GPU"),
+    ("README.md", "import torch, umem"): Rule("tests/integration/test_readme.py runs it"),
     ("docs/compile.md", "$ python examples/compiled_gpt.py"): Rule(
         "compiles for minutes; tests/integration/test_compiled.py runs it"
     ),

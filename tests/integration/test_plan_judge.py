@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from support.policies import Step, linear  # noqa: E402
+from support.layers import Step, training  # noqa: E402
 
 import umem  # noqa: E402
 from umem.base.device_profiles import DeviceProfile  # noqa: E402
@@ -49,7 +49,7 @@ def shuttle() -> Iterator[Shuttle]:
 
 
 def layers() -> Step:
-    return linear(4, 1024)[1]  # 4 MiB a weight
+    return training(4, 1024)[1]  # 4 MiB a weight
 
 
 def lstm() -> Step:
@@ -182,7 +182,7 @@ def test_a_phase_that_decides_against_a_plan_does_not_last(
     monkeypatch.setattr(plan_judge, "AGAIN", 16)
     none = plan_judge.Choice.NONE
     with umem.enable(budget="24MiB", device="soft"):
-        step, other = linear(6, 1024)[1], linear(3, 1024)[1]
+        step, other = training(6, 1024)[1], training(3, 1024)[1]
         _, before = run(step, [8] * 8)
         monkeypatch.setattr(plan_judge.PlanJudge, "_best", lambda _: none)  # as a phase may do
         for _ in range(27):

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 def _read_only(value: _T) -> _T:
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
-    elif isinstance(value, tuple | Gaps):
+    elif isinstance(value, Gaps | HostUpdates | Parts):  # no tuple of each operator's name
         for part in vars(value).values() if isinstance(value, Gaps) else value:
             _read_only(part)
     return value
