@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -20,7 +21,10 @@ from torch.nn import functional as F  # noqa: E402, N812
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from umem import cli  # noqa: E402
+from umem.base import device_profiles  # noqa: E402
 from umem.capture import autocast, cuda_calls, program, script  # noqa: E402
+from umem.capture.gpu import gpu_of  # noqa: E402
 from umem.capture.tracer import Tracer  # noqa: E402
 from umem.errors import PlanError  # noqa: E402
 
@@ -421,6 +425,67 @@ def test_umems_arguments_are_not_the_programs(
     (tmp_path / "ends.py").write_text("import sys\nsys.exit(3)\n")
     with pytest.raises(PlanError, match=r"ends.py:2: importing ends.py raised SystemExit: 3"):
         program.find("ends.py:make", tmp_path)
+
+
+ASKING = """
+import torch
+def make_step():
+    print("told", torch.cuda.mem_get_info()[0] >> 30, "GiB")
+    net = torch.nn.Linear(8, 8).cuda()
+    return net, torch.optim.SGD(net.parameters()), torch.ones(1, 8), lambda net, x: net(x).sum()
+if __name__ == "__main__":
+    net, optimizer, x, loss = make_step()
+    while True:
+        loss(net, x).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        (None, ["CUDA", [8, 0], 80]),
+        ("a100-pcie4", ["NVIDIA A100-PCIE-40GB", [8, 0], 40]),
+        ("rtx4090-pcie4", ["NVIDIA GeForce RTX 4090", [8, 9], 24]),
+        ("h200-pcie5", ["NVIDIA H200", [9, 0], 139]),
+        ("gh200-c2c", ["NVIDIA GH200 480GB", [9, 0], 96]),
+        ("cpu-disk", ["CUDA", [8, 0], 80]),
+    ],
+)
+def test_a_program_is_told_about_the_device_that_is_planned(
+    device: str | None, told: list[Any]
+) -> None:
+    found = []
+
+    def make() -> Callable[[], object]:
+        at: Any = torch.cuda.get_device_properties(0)
+        free, total = torch.cuda.mem_get_info()
+        assert free == total == at.total_memory
+        assert torch.cuda.get_device_name() == at.name
+        assert torch.cuda.get_device_capability() == (at.major, at.minor)
+        found.append([at.name, [at.major, at.minor], at.total_memory >> 30])
+        return lambda: torch.ones(8, device="cuda")
+
+    program.trace(make, device=None if device is None else device_profiles.find(device))
+    assert found == [told]
+
+
+@pytest.mark.parametrize("as_script", [False, True])
+def test_the_device_of_the_command_is_told(
+    as_script: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "asks.py"
+    path.write_text(ASKING)
+    words = ["--script", str(path)] if as_script else [f"{path}:make_step"]
+    assert cli.main(["plan", "--policy", "lru", "--device", "rtx4090-pcie4", *words]) == 0
+    assert "told 24 GiB" in capsys.readouterr().out
+
+
+def test_an_own_profile_gives_its_name_and_memory() -> None:
+    own = dataclasses.replace(
+        device_profiles.find("a100-pcie4"), name="mine", memory_bytes=12 << 30
+    )
+    assert gpu_of(own)[::3] == ("mine", 12 << 30)
 
 
 def test_what_is_replaced_exists() -> None:

@@ -17,13 +17,6 @@ _NOTHING = (
     "set_device", "set_per_process_memory_fraction", "set_stream", "synchronize",
 )  # fmt: skip
 _BYTES = ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved")
-# All GPUs that umem has a profile of can do what these have.
-_CAPABILITY = (8, 0)
-_MEMORY = 80 << 30
-_PROPERTIES = SimpleNamespace(
-    name="CUDA", major=_CAPABILITY[0], minor=_CAPABILITY[1], total_memory=_MEMORY,
-    multi_processor_count=108, warp_size=32, is_integrated=0, is_multi_gpu_board=0,
-)  # fmt: skip
 _torch_generator: Any = torch.Generator
 
 
@@ -63,15 +56,21 @@ class _Generator(metaclass=_GeneratorType):
 
 def replacements(scope: Scope) -> list[tuple[Any, str, Any]]:
     """Return owners, names and values of what answers without a GPU."""
+    gpu = scope.gpu
+    major, minor = gpu.capability
+    properties = SimpleNamespace(
+        name=gpu.name, major=major, minor=minor, total_memory=gpu.memory_bytes,
+        multi_processor_count=gpu.processors, warp_size=32, is_integrated=0, is_multi_gpu_board=0,
+    )  # fmt: skip
     answers: dict[str, Any] = dict.fromkeys(_BYTES, 0) | {
         "current_device": 0,
         **dict.fromkeys(("current_stream", "default_stream"), _Event()),
-        "get_device_capability": _CAPABILITY,
-        "get_device_name": _PROPERTIES.name,
-        "get_device_properties": _PROPERTIES,
+        "get_device_capability": gpu.capability,
+        "get_device_name": gpu.name,
+        "get_device_properties": properties,
         "is_bf16_supported": True,
         "memory_summary": "",
-        "mem_get_info": (_MEMORY, _MEMORY),
+        "mem_get_info": (gpu.memory_bytes, gpu.memory_bytes),
         "stream": contextlib.nullcontext(),
         **dict.fromkeys(_NOTHING),
     }

@@ -14,8 +14,10 @@ from typing import Any
 from torch import nn
 
 from ..base import collector, python_file
+from ..base.device_profiles import DeviceProfile
 from ..errors import ConfigError, PlanError, did_you_mean
 from . import fake_cuda, grouping, source_lines
+from .gpu import gpu_of
 from .recording import Recording
 from .scope import Scope
 from .tracer import Tracer
@@ -74,6 +76,7 @@ def trace(
     steps: int = STEPS,
     recorder: Tracer | None = None,
     whole_lists: bool = False,
+    device: DeviceProfile | None = None,
 ) -> Recording:
     """Set up and run a program on fake tensors.
 
@@ -83,13 +86,14 @@ def trace(
         steps: the number of steps to record; later ones are assumed to equal the last.
         recorder: replaces the plain Tracer, to record more than memory.
         whole_lists: ops on lists work on all tensors at once, as without umem.
+        device: what the program is told about its GPU is that of this profile.
 
     Raises:
         PlanError: the program reads data, which fake tensors lack, or does not work on them; the
             message has the line.
     """
     lists = grouping.whole() if whole_lists else contextlib.nullcontext()
-    with recording(recorder) as tracer, lists:
+    with recording(recorder, device) as tracer, lists:
         step = tracer.begin(lambda: program(make, tracer.scope))
         for _ in range(steps):
             with explained("a step"):
@@ -99,9 +103,13 @@ def trace(
 
 
 @contextlib.contextmanager
-def recording(recorder: Tracer | None = None) -> Iterator[Tracer]:
-    """Enter a tracer under fake tensors, with torch behaving as on a machine with a GPU."""
+def recording(
+    recorder: Tracer | None = None, device: DeviceProfile | None = None
+) -> Iterator[Tracer]:
+    """Enter a tracer under fake tensors, with torch behaving as on a machine with that GPU."""
     tracer = Tracer() if recorder is None else recorder
+    if device is not None:
+        tracer.scope.gpu = gpu_of(device)
     # Otherwise blocks in cycles would be freed whenever the collector happens to run.
     with collector.paused():
         gc.freeze()  # so that the end of each step does not scan older objects

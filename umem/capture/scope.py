@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..trace.ids import BlockId
 from . import op_semantics
+from .gpu import Gpu
 from .recording import Block, Recording
 
 
@@ -57,6 +58,7 @@ class Scope(contextlib.ExitStack):
     def __init__(self, tracer: Blocks) -> None:
         super().__init__()
         self.tracer = tracer
+        self.gpu = Gpu()  # what the program is told about it
         self.asked_for_cuda = False  # the program itself moves things to the device
         self.default_cuda = False  # it makes them there, unless it names another place
         self._running: list[str] = []

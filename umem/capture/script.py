@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import data
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..base.device_profiles import DeviceProfile
 from ..errors import ConfigError, PlanError
 from . import cuda_calls
 from .fake_cuda import replaced
@@ -38,7 +39,11 @@ class _Enough(BaseException):
 
 
 def trace(
-    path: Path, arguments: list[str], steps: int = STEPS, recorder: Tracer | None = None
+    path: Path,
+    arguments: list[str],
+    steps: int = STEPS,
+    recorder: Tracer | None = None,
+    device: DeviceProfile | None = None,
 ) -> Recording:
     """Run a script on fake tensors until an optimizer has stepped `steps` times.
 
@@ -46,6 +51,7 @@ def trace(
         path, arguments: the script and its command line.
         steps: of an optimizer, after which the script is stopped.
         recorder: replaces the plain Tracer, to record more than memory.
+        device: what the script is told about its GPU is that of this profile.
 
     Raises:
         ConfigError: there is no such script.
@@ -53,7 +59,7 @@ def trace(
     """
     if not path.is_file():
         raise ConfigError(f"there is no script {str(path)!r}; check the path")
-    with recording(recorder) as tracer, contextlib.ExitStack() as stack:
+    with recording(recorder, device) as tracer, contextlib.ExitStack() as stack:
         tracer.constants = True
         stack.enter_context(_arguments(path, arguments))
         for owner, name, value in (*_loaders(tracer.mode), *cuda_calls.present()):

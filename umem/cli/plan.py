@@ -103,7 +103,7 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
     recorded = None if args.times is None else _ops(args.times)
     began = time.monotonic()
     with plan_ranks.as_rank(cluster):
-        name, recording, model = _record(args)
+        name, recording, model = _record(args, device)
     seconds = time.monotonic() - began
     from ..capture import roofline
 
@@ -267,9 +267,11 @@ def _ops(path: Path) -> list[Op]:
     return [event for event in read(path)[1] if isinstance(event, Op)]
 
 
-def _record(args: argparse.Namespace) -> tuple[str, Recording, plan_model.PlannedModel | None]:
+def _record(
+    args: argparse.Namespace, device: DeviceProfile
+) -> tuple[str, Recording, plan_model.PlannedModel | None]:
     if args.train is None:
-        return *program.record(args), None
+        return *program.record(args, device), None
     program.need_torch()
     model = plan_model.PlannedModel(args)
     return f"{args.program} --train {args.train}", model.record(), model

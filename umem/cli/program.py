@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError, NotSupportedError
 
 if TYPE_CHECKING:
+    from ..base.device_profiles import DeviceProfile
     from ..capture.recording import Recording
 
 _EXAMPLE = "examples/gpt.py:make_step"
@@ -67,8 +68,10 @@ def folder_kept() -> Iterator[int]:
 
 
 @folder_kept()
-def record(args: argparse.Namespace) -> tuple[str, Recording]:
+def record(args: argparse.Namespace, device: DeviceProfile | None = None) -> tuple[str, Recording]:
     """Run the program on tensors without data; return its name and the recording.
+
+    device: what the program is told about its GPU is that of this profile.
 
     Raises:
         ConfigError: no such function or script.
@@ -81,8 +84,8 @@ def record(args: argparse.Namespace) -> tuple[str, Recording]:
     if args.script:
         from ..capture import script
 
-        return args.script[0], script.trace(Path(args.script[0]), args.script[1:])
-    return args.program, program.trace(program.find(args.program, Path.cwd()))
+        return args.script[0], script.trace(Path(args.script[0]), args.script[1:], device=device)
+    return args.program, program.trace(program.find(args.program, Path.cwd()), device=device)
 
 
 def output_aside(json: bool) -> contextlib.AbstractContextManager[object]:

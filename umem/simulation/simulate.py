@@ -82,7 +82,7 @@ def recorded_step(source: Source, device: DeviceProfile | str) -> StepTrace:
 
     profile = nodes.find_device(device) if isinstance(device, str) else device
     builder = StepBuilder()
-    for event in program.trace(source).device_events(roofline.clock(profile)):
+    for event in program.trace(source, device=profile).device_events(roofline.clock(profile)):
         builder.add(event)
     return builder.step()
 
