@@ -25,8 +25,10 @@ Status Hints::evict(RangeId id) {
   bool leaves = true;
   if (!state_.active()) {
     leaves = moves_.fits_on_host(id);
-    if (leaves) UMEM_RETURN_IF_ERROR(transfers_.send_back({id}));
-    if (leaves) state_.ledger.hold_host(id);
+    if (leaves) {
+      UMEM_RETURN_IF_ERROR(transfers_.send_back({id}));
+      state_.ledger.hold_host(id);
+    }
   } else if (state_.ledger.at(id).state == State::kDevice) {
     UMEM_RETURN_IF_ERROR(moves_.send_out({id}));
     leaves = state_.ledger.at(id).state != State::kDevice;

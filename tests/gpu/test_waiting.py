@@ -190,12 +190,10 @@ def test_frees_while_another_thread_waits_for_the_device(waiting: Callable[..., 
         thread = Thread(a)
         inside.wait()
         time.sleep(0.5)
-        start = time.monotonic()
         del y
         assert torch.cuda.memory_allocated() == 2 * MIB
         assert umem.stats().live_bytes == 2 * MIB and umem.stats().frees == 2
-        took = time.monotonic() - start
-        assert thread.is_alive() and took < 2, took
+        assert thread.is_alive()  # a call that waited for it would never end
         go.set()
         thread.finish()
         assert torch.cuda.memory_allocated() == 2 * MIB

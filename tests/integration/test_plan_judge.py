@@ -192,8 +192,9 @@ def test_a_phase_that_decides_against_a_plan_does_not_last(
         _, after = run(step, [8] * 26)
         assert umem.stats().plans_rolled_back == given_up > 0
         del step, other
-    assert after[10].bytes > before[-1].bytes
-    assert after[-1].bytes <= before[-1].bytes
+    unplanned = after[10].bytes
+    assert before[-1].bytes < 0.9 * unplanned  # which of its plans it is depends on measured times
+    assert after[-1].bytes < 0.9 * unplanned
 
 
 def test_what_the_second_trial_drops_counts_once(shuttle: Shuttle) -> None:

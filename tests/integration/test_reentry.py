@@ -142,7 +142,7 @@ def lines(way: str) -> int:
     return counter.count
 
 
-def numbers(way: str, nightly: bool, most: int = 30) -> list[int]:
+def numbers(way: str, nightly: bool, most: int = 16) -> list[int]:
     count = lines(way)
     assert count > 20
     return list(range(1, count + 1, 1 if nightly else max(1, count // most)))

@@ -385,8 +385,8 @@ def test_the_floor_of_20000_tensors_is_quick() -> None:
     budget = trace.peak_bytes // 2
     taken = []
     for _ in range(5):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         floor = bounds.closed_form_floor(trace, LINK, budget)
-        taken.append(time.perf_counter() - begin)
+        taken.append(time.thread_time() - begin)
     assert floor.us > trace.compute_us
     assert min(taken) < 0.1  # about 5 ms on an idle core

@@ -9,7 +9,7 @@ namespace umem::torch_ext {
 void Pools::begin(c10::DeviceIndex device, c10::MempoolId_t id, Filter filter, bool capture) {
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
   std::lock_guard guard(mutex_);
-  std::erase_if(abandoned_, [&](const Active& pool) { return pool.is(device, id); });
+  abandoned_.erase({device, id});
   active_.push_back({device, id, std::move(filter), capture, std::this_thread::get_id(), stream});
   count_.store(static_cast<int>(active_.size()), std::memory_order_relaxed);
 }
@@ -27,9 +27,9 @@ bool Pools::end(c10::DeviceIndex device, c10::MempoolId_t id) {
 
 // A graph is captured from its thread's current stream, and that thread allocates nothing between
 // `begin` and the start of the capture.
-std::vector<std::pair<c10::DeviceIndex, c10::MempoolId_t>> Pools::take_abandoned() {
+std::vector<Pools::Id> Pools::take_abandoned() {
   std::lock_guard guard(mutex_);
-  std::vector<std::pair<c10::DeviceIndex, c10::MempoolId_t>> found;
+  std::vector<Id> found;
   std::erase_if(active_, [&](Active& pool) {
     if (!pool.capture) return false;
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -41,7 +41,7 @@ std::vector<std::pair<c10::DeviceIndex, c10::MempoolId_t>> Pools::take_abandoned
     pool.seen_capturing |= !over;
     if (!over || (!pool.seen_capturing && pool.thread != std::this_thread::get_id())) return false;
     found.emplace_back(pool.device, pool.id);
-    abandoned_.push_back(pool);
+    abandoned_.emplace(pool.device, pool.id);
     return true;
   });
   count_.store(static_cast<int>(active_.size()), std::memory_order_relaxed);
@@ -50,7 +50,7 @@ std::vector<std::pair<c10::DeviceIndex, c10::MempoolId_t>> Pools::take_abandoned
 
 bool Pools::was_abandoned(c10::DeviceIndex device, c10::MempoolId_t id) {
   std::lock_guard guard(mutex_);
-  return std::erase_if(abandoned_, [&](const Active& pool) { return pool.is(device, id); }) > 0;
+  return abandoned_.erase({device, id}) > 0;
 }
 
 bool Pools::claim(c10::DeviceIndex device, cudaStream_t stream) {

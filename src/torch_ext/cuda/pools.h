@@ -6,6 +6,7 @@
 #include <atomic>
 #include <functional>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -15,12 +16,13 @@ namespace umem::torch_ext {
 class Pools {
  public:
   using Filter = std::function<bool(cudaStream_t)>;
+  using Id = std::pair<c10::DeviceIndex, c10::MempoolId_t>;
 
   void begin(c10::DeviceIndex device, c10::MempoolId_t id, Filter filter, bool capture);
   // The `capture` given to `begin`; false if it never began.
   bool end(c10::DeviceIndex device, c10::MempoolId_t id);
   // Ends, and returns, the pools of captures that are over although `end` was not called.
-  std::vector<std::pair<c10::DeviceIndex, c10::MempoolId_t>> take_abandoned();
+  std::vector<Id> take_abandoned();
   // True, once, for such a pool whose end comes after all.
   bool was_abandoned(c10::DeviceIndex device, c10::MempoolId_t id);
 
@@ -44,7 +46,8 @@ class Pools {
 
   std::atomic<int> count_{0};
   std::mutex mutex_;
-  std::vector<Active> active_, abandoned_;
+  std::vector<Active> active_;
+  std::set<Id> abandoned_;
 };
 
 }  // namespace umem::torch_ext
