@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +24,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils._python_dispatch import (  # noqa: E402
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+)
 from torch.utils._pytree import tree_map_only  # noqa: E402
 
 import umem  # noqa: E402
@@ -539,5 +544,31 @@ def test_the_python_observer_stays_while_an_operator_runs() -> None:
         with pytest.raises(StateError, match="cannot be removed inside an operator"):
             torch.ops.umem_tests.leaves(torch.ones(2))
         assert umem.is_enabled()
+        weight = torch.nn.Parameter(torch.ones(2))
+        weight.sum().backward()
+        torch.optim.SGD([weight]).step()
+        assert umem.stats().steps == 1  # all parts that see the program are there
         umem.disable()
         assert not umem.is_enabled()
+        assert torch._C._len_torch_dispatch_stack() == 0
+
+
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_python_observer_takes_no_other_mode_and_leaves_on_its_thread_only() -> None:
+    umem.disable()
+    umem.enable(device="soft", budget="12MiB", observer="python")
+    with Mode() as mode:
+        with pytest.raises(StateError, match="or another dispatch mode"):
+            umem.disable()
+        assert _get_current_dispatch_mode() is mode
+    with ThreadPoolExecutor(1) as other, pytest.raises(StateError, match="nor on another thread"):
+        other.submit(umem.disable).result()
+    assert umem.is_enabled()
+    umem.disable()
+    assert torch._C._len_torch_dispatch_stack() == 0

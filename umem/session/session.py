@@ -159,7 +159,8 @@ def disable() -> None:
     """Restore torch's allocator; a no-op if umem is off. Tensors in umem's memory stay valid.
 
     Raises:
-        StateError: called inside an operator, with the Python observer.
+        StateError: called inside an operator or a dispatch mode, or on another thread than
+            `enable`, with the Python observer.
     """
     global _current
     with _lock:
@@ -177,8 +178,9 @@ def disable() -> None:
             if session.settings.observer != "python":
                 raise
             raise StateError(
-                "the Python observer cannot be removed inside an operator; call umem.disable() "
-                "outside of it"
+                "the Python observer cannot be removed inside an operator or another dispatch "
+                "mode, nor on another thread; call umem.disable() outside of it, on the thread of "
+                "umem.enable()"
             ) from error
         try:
             session.end()

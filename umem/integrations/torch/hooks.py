@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ...base.native import core
 from ...base.untraced import untraced
@@ -98,7 +99,13 @@ class PythonObserver(DispatchMode):
         self._stack.enter_context(self)
 
     def remove(self) -> None:
-        """Disable the observer, on the thread that enabled it, with no mode on top of it."""
+        """Disable the observer, on the thread that enabled it, with no mode on top of it.
+
+        Raises:
+            RuntimeError: inside an operator or another mode, or on another thread; it stays.
+        """
+        if _get_current_dispatch_mode() is not self:  # torch would take any other mode instead
+            raise RuntimeError("the observer is not the current dispatch mode")
         self._stack.close()
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

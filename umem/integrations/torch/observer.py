@@ -61,11 +61,11 @@ def start(parts: Bindings, observer: str, ext: ModuleType | None, device: str) -
         assert ext is not None
         parts.add(_NativeObserver(ext))
         parts.add(compiled.CompiledKernels(ext))
-    else:
-        parts.add(hooks.PythonObserver())
     parts.add(hooks.Tagger(step_boundaries=not native))
     parts.add(forward_steps.ForwardSteps())
     parts.add(list_ops.ListOps(device))
+    if not native:
+        parts.add(hooks.PythonObserver())  # removed first: if it cannot be, all parts remain
 
 
 class _NativeObserver:
