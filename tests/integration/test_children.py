@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,23 @@ def test_a_worker_that_trains_nothing_says_nothing_and_has_its_own_trace(tmp_pat
     assert [line.split(",")[0] for line in said.splitlines()] == ["umem: 6 steps"]
     assert not [*folder.iterdir()]  # the socket is the program's, which removed it at its end
     assert len([*tmp_path.glob("trace.*.jsonl")]) == 2
+
+
+@pytest.mark.parametrize("variables", [{}, {"UMEM_SUMMARY": "1"}])
+def test_an_interrupt_ends_a_program_as_without_umem(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    """By the signal, or a shell's loop would go on."""
+    (tmp_path / "program.py").write_text(
+        "import os, signal, torch\ntorch.ones(1 << 20).sum()\nos.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    variables = {"UMEM": "1", "UMEM_DEVICE": "soft", "UMEM_BUDGET": "96MiB", **variables}
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, env=os.environ | variables,
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert ("umem: " in done.stderr) == ("UMEM_SUMMARY" in variables)
 
 
 def test_a_trace_that_another_process_writes_is_left_alone(tmp_path: Path) -> None:

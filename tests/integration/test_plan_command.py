@@ -6,6 +6,8 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support import forkserver, schemas
@@ -13,6 +15,7 @@ from support import forkserver, schemas
 pytest.importorskip("torch")
 
 from umem import cli
+from umem.analysis import summary
 from umem.base.units import MIB
 from umem.trace.step_builder import read_step
 
@@ -101,6 +104,20 @@ def test_files_are_in_the_folder_of_the_command(
     assert not [*(tmp_path / "elsewhere").iterdir()]
     line = f'"line":"{program}.py:'  # relative to the same folder
     assert line in (tmp_path / "step.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "who"),
+    [("aten::_foreach_norm", "clip_grad_norm_"), ("aten::_foreach_add_", "the optimizer")],
+)
+def test_the_call_that_takes_all_tensors_at_once_is_named(name: str, who: str) -> None:
+    found: Any = SimpleNamespace(
+        largest_op=SimpleNamespace(name=name), largest_op_bytes=6 * MIB, peak_bytes=10 * MIB
+    )
+    unused: Any = None
+    (advice,) = summary.advice(found, unused, unused, 10 * MIB, None)
+    assert advice.startswith(f"{who} works on all tensors in one op ({name}, 6 MiB)")
+    assert f"foreach=False in {who} needs" in advice
 
 
 def test_the_trace_of_the_times_is_not_replaced(

@@ -56,6 +56,33 @@ def test_parameters_gradients_and_optimizer_state() -> None:
 
 @BOTH
 @pytest.mark.usefixtures("on")
+@pytest.mark.parametrize("trained", [False, True])
+def test_loaded_optimizer_state_is_state_before_and_after_a_step(trained: bool) -> None:
+    weight = torch.nn.Parameter(torch.ones(1024, 1024))
+    optimizer = torch.optim.AdamW([weight])
+    moments = {name: torch.ones(1024, 1024) for name in ("exp_avg", "exp_avg_sq")}
+    stored = {"step": torch.tensor(1.0), **moments}
+    for _ in range(4 * trained):
+        weight.square().sum().backward()
+        optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": {0: stored}})
+    for _ in range(2):
+        assert named(optimizer.state[weight]["exp_avg_sq"])[0] == "optimizer"
+        assert umem.sleep(["optimizer"]).bytes > 0
+        umem.wake()
+        weight.square().sum().backward()
+        optimizer.step()
+
+
+def test_torchs_way_of_loading_is_back_afterwards() -> None:
+    before = torch.optim.Optimizer.load_state_dict
+    with umem.enable(budget="32MiB", device="soft"):
+        assert torch.optim.Optimizer.load_state_dict is not before
+    assert torch.optim.Optimizer.load_state_dict is before
+
+
+@BOTH
+@pytest.mark.usefixtures("on")
 def test_a_lazy_module_gets_its_parameters_when_it_is_called() -> None:
     net = torch.nn.LazyLinear(1024)
     output = net(torch.randn(8, 1024))

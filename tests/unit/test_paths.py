@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from umem.base.paths import replacing
+from umem.base.paths import check_folder, replacing
 from umem.errors import ConfigError
 
 
@@ -80,3 +80,15 @@ def test_errors_name_the_file_that_they_are_of(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"^{missing}: No such file or directory; name a file"):
         write(missing, "")
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_place_that_cannot_be_written_is_known_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.html"
+    check_folder(page, "--out")
+    monkeypatch.setattr(os, "access", lambda path, _mode: path == page)  # root may write anywhere
+    with pytest.raises(ConfigError, match=r"--out .*page.html: this process cannot write there"):
+        check_folder(page, "--out")
+    page.touch()
+    check_folder(page, "--out")  # an existing file in such a folder is written in place

@@ -128,10 +128,13 @@ def advice(
     told: list[str] = []
     at_once = found.largest_op
     if found.largest_op_bytes * 2 > found.peak_bytes and "_foreach_" in at_once.name:
+        # Optimizers of torch take no norms.
+        clips = "_foreach_norm" in at_once.name
+        who = "clip_grad_norm_" if clips else "the optimizer"
         told.append(
-            f"the optimizer works on all tensors in one op ({at_once.name}, "
+            f"{who} works on all tensors in one op ({at_once.name}, "
             f"{format_bytes(found.largest_op_bytes)}), which none of them can leave meanwhile: "
-            "foreach=False in the optimizer needs one parameter's tensors at a time"
+            f"foreach=False in {who} needs one parameter's tensors at a time"
         )
     if budget >= found.peak_bytes:
         return told

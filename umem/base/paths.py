@@ -12,13 +12,16 @@ from ..errors import ConfigError, UmemError
 
 
 def check_folder(path: Path, option: str) -> None:
-    """Check that the folder of the file `path`, given by `option`, exists.
+    """Check that the file `path`, given by `option`, can be written, before there is work to lose.
 
     Raises:
-        ConfigError: the folder does not exist.
+        ConfigError: its folder does not exist, or this process cannot write there.
     """
-    if not path.absolute().parent.is_dir():
+    folder = path.absolute().parent
+    if not folder.is_dir():
         raise ConfigError(f"{option} {path}: the folder does not exist; create it or name another")
+    if not can_hold(folder) and not (path.exists() and os.access(path, os.W_OK)):
+        raise ConfigError(f"{option} {path}: this process cannot write there; name another folder")
 
 
 def can_hold(folder: Path) -> bool:

@@ -150,6 +150,10 @@ def start(settings: Settings, add_parts: Callable[[Session], None] | None = None
         except BaseException:
             disable()
             raise
+        if settings.summary:
+            # Now: what an import runs at exit makes the interpreter forget an interrupt, and it
+            # would exit with code 1.
+            from ..monitor import summary  # noqa: F401
         atexit.unregister(_at_exit)
         atexit.register(_at_exit, os.getpid(), settings.summary, _current.owns("summary"))
         return _current

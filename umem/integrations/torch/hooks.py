@@ -9,6 +9,7 @@ passes on it, as those of CPU tensors), and torch.compile runs uncompiled under 
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -50,11 +51,20 @@ class Tagger:
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
+        self._load: Any = Optimizer.load_state_dict
+        self._instead: Any = functools.wraps(self._load)(
+            lambda optimizer, state_dict: self._loaded(optimizer, state_dict)
+        )
+        torch_class: Any = Optimizer
+        torch_class.load_state_dict = self._instead
 
     def remove(self) -> None:
         """Remove the hooks from torch."""
         for handle in self._handles:
             handle.remove()
+        if Optimizer.load_state_dict is self._instead:
+            torch_class: Any = Optimizer
+            torch_class.load_state_dict = self._load
         _stepping.clear()
 
     @untraced
@@ -79,11 +89,16 @@ class Tagger:
     def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         _stepping.discard(id(optimizer))
         if self._is_due(optimizer):
-            for tensor in op_semantics.tensors(optimizer.state.values()):
-                _tag(tensor, "optimizer")
+            _tag_state(optimizer)
         self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
         if self._step_boundaries and not _stepping:
             core.guess_step()
+
+    @untraced
+    def _loaded(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        self._load(optimizer, state_dict)
+        _tag_state(optimizer)
+        self._steps.pop(optimizer, None)
 
     def _is_due(self, optimizer: Optimizer) -> bool:
         steps = self._steps.get(optimizer, 0)
@@ -121,6 +136,11 @@ class PythonObserver(DispatchMode):
             return func(*args, **kwargs)
         finally:
             core.op_end(token, op_semantics.result_tag(phase, inputs))
+
+
+def _tag_state(optimizer: Optimizer) -> None:
+    for tensor in op_semantics.tensors(optimizer.state.values()):
+        _tag(tensor, "optimizer")
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
