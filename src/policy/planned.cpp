@@ -264,12 +264,14 @@ bool Planned::take_wait() {
   return active_ && active_->schedule.take_wait();
 }
 
-// First the plan's cold units; then those that it has away by now, or soon, until it fetches them;
-// then the others in the plan's order: those that it knows before those that it does not, then
-// units that the next ops use, units that it keeps, and last those too small to be worth a move.
+// Without moves, a plan is lru. Else first the plan's cold units; then those that it has away by
+// now, or soon, until it fetches them; then the others in the plan's order: those that it knows
+// before those that it does not, then units that the next ops use, units that it keeps, and last
+// those too small to be worth a move.
 void Planned::victims(const CandidateView& view, std::size_t need,
                       std::vector<RangeId>& out) const {
-  if (!active_) return lru_victims(view, need, out);
+  if (!active_ || leaves_victims_to_lru(active_->cursor.plan()))
+    return lru_victims(view, need, out);
   const PlanCursor& cursor = active_->cursor;
   const PlanSchedule& schedule = active_->schedule;
   const Plan& plan = cursor.plan();

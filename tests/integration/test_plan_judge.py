@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -244,3 +245,41 @@ def test_no_step_that_follows_a_plan_moves_more_than_one_without() -> None:
     assert min(lru[1:]) > 0
     assert auto[1] == lru[1]
     assert max(auto[2:]) < lru[3]
+
+
+def meta(policy: Any, steps: int) -> list[int]:
+    """Return the bytes that each step of a meta-learner moves: two tasks, each with two updates."""
+    moved = []
+    with umem.enable(budget="14MiB", device="soft", policy=policy):
+        torch.manual_seed(0)
+        sides = (256, 1024), (1024, 1024), (1024, 5)
+        weights = [torch.nn.Parameter(torch.randn(side) / side[0] ** 0.5) for side in sides]
+        optimizer = torch.optim.Adam(weights)
+
+        def loss(given: list[torch.Tensor]) -> torch.Tensor:
+            x, y = torch.randn(64, 256), torch.randint(0, 5, (64,))
+            out = ((x @ given[0]).tanh() @ given[1]).tanh() @ given[2]
+            return torch.nn.functional.cross_entropy(out, y)
+
+        def learned() -> torch.Tensor:
+            given: list[torch.Tensor] = [*weights]
+            for _ in range(2):
+                slopes = torch.autograd.grad(loss(given), given, create_graph=True)
+                given = [old - 0.1 * slope for old, slope in zip(given, slopes, strict=True)]
+            return loss(given)
+
+        for _ in range(steps):
+            before = umem.stats()
+            optimizer.zero_grad()
+            (learned() + learned()).backward()
+            optimizer.step()
+            now = umem.stats()
+            moved.append(now.bytes_in + now.bytes_out - before.bytes_in - before.bytes_out)
+    return moved
+
+
+def test_a_plan_without_moves_is_lru_to_the_byte() -> None:
+    """As what replaces a plan that was rolled back."""
+    lru = meta("lru", 8)
+    assert min(lru) > 0
+    assert meta(lambda trace, _device, _budget: Plan(trace), 8) == lru
