@@ -47,6 +47,14 @@ def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
+def kind_of(value: object) -> str:
+    """Return the type of a value with its article, as in "an int"."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
 def plain(text: str) -> str:
     """Escape characters that could control a terminal or that cannot be displayed."""
     return text if text.isprintable() else "".join(map(_printable, text))

@@ -138,7 +138,7 @@ def boom(*_: object) -> Plan:
     [
         (lambda *_: None, "it is None"),
         (boom, "ValueError: boom"),
-        (lambda *_: 7, "PlanError: policy shuttle returned a int; allowed:"),
+        (lambda *_: 7, "PlanError: policy shuttle returned an int; allowed:"),
         (lambda trace, *_: Plan(trace, evict=(Move(10**6, 0),)), "evict: Move(after=1000000, "),
     ],
 )

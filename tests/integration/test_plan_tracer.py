@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -445,7 +446,7 @@ def test_entries(tmp_path: Path) -> None:
         ("progs_a", r"allowed: FILE\.py:function or pkg\.mod:function"),
         ("progs_a:", r"allowed: FILE\.py:function or pkg\.mod:function"),
         ("progs_a:make_stop", r"did you mean make_step\?"),
-        ("progs_a:VALUE", "is a int; allowed: a function"),
+        ("progs_a:VALUE", "is an int; allowed: a function"),
         ("progs_none:f", "there is no module 'progs_none'"),
         ("folder/progs_a:f", r"a path without \.py; allowed: folder/progs_a\.py:f"),
         ("folder/progs_none.py:f", r"there is no file .*folder/progs_none\.py"),
@@ -603,3 +604,15 @@ def test_a_program_without_a_file_that_it_reads_is_told_so(tmp_path: Path) -> No
     for name in ("progs_f:f", "progs_f.py:f"):
         with pytest.raises(PlanError, match=r"needs a file: .*/nowhere/data\.txt"):
             program.find(name, tmp_path)
+
+
+def test_copies_of_layers_warn_of_nothing() -> None:
+    """torch's deepcopy asks a tensor for its address, which a fake one warns about."""
+
+    def encoder() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert program.trace(_of(encoder, (4, 16, 64))).steps == program.STEPS

@@ -78,7 +78,7 @@ def test_a_program_that_fails_keeps_its_exit_code_and_has_its_page(
     _, err = run.communicate(timeout=120)
     assert run.returncode == code, err
     assert words in err
-    assert "umem run: report: r.html" in err
+    assert "umem run: report of the last whole step: r.html" in err
     (data,) = data_of(tmp_path / "r.html")
     assert data["ops"] > 20
     assert 64 << 20 < data["budget"] < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

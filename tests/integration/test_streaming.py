@@ -140,7 +140,7 @@ def test_tags_that_there_are_not() -> None:
     for wrong in ("cache", "pool", ""):
         with pytest.raises(ConfigError, match=f"'{wrong}'.*: allowed: param, .*, kv_cache$"):
             umem.tag(torch.zeros(MIB), wrong)
-    with pytest.raises(ConfigError, match="given a int"):
+    with pytest.raises(ConfigError, match="given an int"):
         umem.tag(3, "kv_cache")
     assert umem.tag(foreign, "kv_cache") is False
 

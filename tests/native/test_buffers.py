@@ -96,7 +96,7 @@ def test_hints_move_it(on: None) -> None:
     assert umem.advise(np.asarray(buffer), "read_mostly")  # any array that spans it
     assert not umem.evict(np.zeros(4))
     for hint in (umem.prefetch, umem.evict):
-        with pytest.raises(umem.ConfigError, match=r"given a int at 0; allowed: .*Buffer"):
+        with pytest.raises(umem.ConfigError, match=r"given an int at 0; allowed: .*Buffer"):
             hint([1])
     assert (np.asarray(buffer) == 3).all()
 

@@ -182,8 +182,8 @@ def test_what_it_raises_is_told_once(
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (None, "victims returned a NoneType; allowed: ids of view.blocks"),
-        (5, "victims returned a int;"),
+        (None, "victims returned None; allowed: ids of view.blocks"),
+        (5, "victims returned an int;"),
         ([1.0], "victims returned a list with a float;"),
         ("ab", "victims returned a str with a str;"),
     ],

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umem.base.native import core
 from umem.session.meter import MORE, SLOWER, Cost
 from umem.session.plan_judge import (
     AGAIN,
@@ -128,6 +129,28 @@ def test_choices_that_had_no_steps_alike_are_tried_again() -> None:
     for i in range(RECENT):
         made.step_ended(i % 2, None, ops=10, recording=False)
     assert made.takes_turns
+
+
+def test_kinds_that_come_in_a_long_cycle_are_compared_over_several_turns() -> None:
+    """A ring buffer's, of which a turn sees three of eight, and the three turns none in common."""
+    made, costs = taking_turns(), {Choice.FIRST: 120, Choice.SECOND: 90, Choice.NONE: 200}
+    for i in range(10 * 32):
+        if made.over:
+            break
+        made.step_ended(
+            i // 4 % 8 + 1, Cost(costs[made.choice] * MIB, 1.0), ops=10, recording=False
+        )
+    assert made.over
+    assert i < 5 * 32
+    assert made.choice is Choice.SECOND
+
+
+def test_kinds_that_never_come_again_do_not_pile_up() -> None:
+    made = taking_turns()
+    for i in range(50 * TURN):
+        made.step_ended(i, Cost(MIB, 1.0), ops=10, recording=False)
+    assert not made.over
+    assert all(len(kinds) <= core.MAX_PLANS + TURN for kinds in made._sums.values())
 
 
 def test_what_the_last_choice_left_behind_does_not_count() -> None:

@@ -165,13 +165,13 @@ def test_the_example_of_the_page_loads_without_its_simulations(
     [
         ("of_a_test.py:absent", "of_a_test.py has no 'absent'"),
         ("of_a_test.py:instanse", r"did you mean instance\?"),
-        ("of_a_test:number", "is a int, not a policy"),
+        ("of_a_test:number", "is an int, not a policy"),
         ("of_a_test:failing", r"cannot be made: RuntimeError\('boom'\)"),
         ("absent.py:plan", "does not load: FileNotFoundError"),
         ("absent:plan", "does not load: ModuleNotFoundError"),
         (":plan", "allowed: module:attribute or file.py:attribute"),
         ("of_a_test:", "allowed: module:attribute or file.py:attribute"),
-        (7, "7 is a int, not a policy"),
+        (7, "7 is an int, not a policy"),
         (lambda trace: None, "is a function, not a policy"),
         (Short(), r"is a Short, not a policy: it has no method `plan\(trace, device, budget\)`"),
         (Numbered(), "is a Numbered, not a policy: it has no `name` of text"),
@@ -412,7 +412,7 @@ def test_simulate_says_what_is_allowed(arguments: dict[str, str], words: str) ->
 def test_what_a_step_can_come_from(tmp_path: Path) -> None:
     trace = training(2)
     assert recorded_step(trace, LINK) is trace
-    with pytest.raises(ConfigError, match="step=7 is a int; allowed: a StepTrace"):
+    with pytest.raises(ConfigError, match="step=7 is an int; allowed: a StepTrace"):
         recorded_step(7, LINK)  # type: ignore[arg-type]
 
 

@@ -112,7 +112,7 @@ def test_advice_says_what_to_change() -> None:
     assert text.advice(dataclasses.replace(still, peak_unmanaged_bytes=1 << 20)) == []
     small = dataclasses.replace(short, peak_small_bytes=40 << 20, largest_op_bytes=0, faults=90)
     assert text.advice(small, "", [("aten::mean", 60), ("aten::add", 30)]) == [
-        "of 90 page faults aten::mean took 60, more than any other",
+        "aten::mean took 60 of 90 page faults, more than any other",
         "40 MiB of 64 MiB were in tensors below 2 MiB: they move with those in the same page",
         "change first: a budget of about 64 MiB, at which nothing moves; if there is no more "
         "memory, `umem run --report FILE.html` replays the step with recompute=auto and "

@@ -171,8 +171,8 @@ def test_what_is_no_tensor_is_refused(target: object) -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        (3, "given a int; allowed"),
-        ([Tensor(), {"a": 3}], r"given a int at 1\.a; allowed"),
+        (3, "given an int; allowed"),
+        ([Tensor(), {"a": 3}], r"given an int at 1\.a; allowed"),
         ({"layers": [Tensor(), "x"]}, r"given a str at layers\.1; allowed"),
     ],
 )

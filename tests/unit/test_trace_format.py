@@ -315,7 +315,7 @@ def test_the_writer_refuses_what_cannot_be_read(tmp_path: Path) -> None:
             (Free(2), ":4: free of id 2, which is not live"),
             (Op("x", (), (), float("nan")), ":5: us is nan; allowed"),
             (Step({"e": 1}), ":6: 'e' is a key of the format"),
-            (Step({"x": object()}), ":7: 'x' holds a object"),
+            (Step({"x": object()}), ":7: 'x' holds an object"),
             ("step", ":8: str is not an event"),
         ]
         for event, reason in refused:

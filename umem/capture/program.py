@@ -7,6 +7,7 @@ import gc
 import importlib
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import nn
 
 from ..base import collector, python_file
 from ..base.device_profiles import DeviceProfile
-from ..errors import ConfigError, PlanError, did_you_mean
+from ..errors import ConfigError, PlanError, did_you_mean, kind_of
 from . import fake_cuda, grouping, source_lines
 from .gpu import gpu_of
 from .recording import Recording
@@ -53,7 +54,7 @@ def find(text: str, directory: Path) -> Callable[[], object]:
         known = [key for key, value in vars(module).items() if callable(value)]
         raise ConfigError(f"{text!r}: {module_name} has no {name!r}{did_you_mean(name, known)}")
     if not callable(function):
-        raise ConfigError(f"{text!r} is a {type(function).__name__}; allowed: a function")
+        raise ConfigError(f"{text!r} is {kind_of(function)}; allowed: a function")
     made: Callable[[], object] = function
     return made
 
@@ -111,7 +112,9 @@ def recording(
     if device is not None:
         tracer.scope.gpu = gpu_of(device)
     # Otherwise blocks in cycles would be freed whenever the collector happens to run.
-    with collector.paused():
+    with collector.paused(), warnings.catch_warnings():
+        # torch's own copy.deepcopy of a tensor asks for it.
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         gc.freeze()  # so that the end of each step does not scan older objects
         try:
             with fake_cuda.like_cuda(tracer.scope) as tracer.mode, tracer.scope, tracer:
@@ -235,4 +238,4 @@ def _first_line(error: BaseException) -> str:
 def _shape(made: object) -> str:
     if isinstance(made, tuple):
         return f"({', '.join(type(item).__name__ for item in made)})"
-    return f"a {type(made).__name__}"
+    return kind_of(made)

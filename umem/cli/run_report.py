@@ -50,14 +50,14 @@ def run(
         code = _program(command, {**environment, "UMEM_TRACE": str(trace)})
         ended = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         if code:
-            print(f"umem run: the program ended with {ended}; the report shows its last whole step",
-                  file=sys.stderr)  # fmt: skip
+            print(f"umem run: the program ended with {ended}", file=sys.stderr)
         try:
             _write(page, trace, command, given)
         except UmemError as error:
             print(f"umem run: no report: {error}", file=sys.stderr)
             return _exit_code(code) or 1
-    print(f"umem run: report: {page}", file=sys.stderr)
+    of = " of the last whole step" if code else ""
+    print(f"umem run: report{of}: {page}", file=sys.stderr)
     return _exit_code(code)
 
 

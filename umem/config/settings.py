@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base import log, paths, trust
-from ..errors import ConfigError, NotSupportedError, did_you_mean, plain, shown
+from ..errors import ConfigError, NotSupportedError, did_you_mean, kind_of, plain, shown
 from .options import BY_ENV, BY_NAME, OPTIONS, SETTABLE, Option
 from .parsers import Budget, Device, Disk, Share, parse_path
 
@@ -337,4 +337,4 @@ def _text(option: Option, origin: str, value: object) -> str:
     ):
         with contextlib.suppress(ValueError):  # an integer with thousands of digits
             return str(value)
-    raise refusal(option, origin, f"{shown(value)} is a {type(value).__name__}")
+    raise refusal(option, origin, f"{shown(value)} is {kind_of(value)}")

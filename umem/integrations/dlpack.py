@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from ..errors import kind_of
+
 CPU, CUDA, MANAGED = 1, 2, 13
 # Byte offsets of the device in DLManagedTensor and DLManagedTensorVersioned (dlpack.h): it follows
 # the data pointer, before which the latter has version, context, deleter and flags.
@@ -78,7 +80,7 @@ def export(array: Any) -> Export:
         BufferError: its memory is neither CUDA nor managed memory.
     """
     if not hasattr(array, "__dlpack_device__"):
-        raise TypeError(f"a {type(array).__name__} does not support DLPack (no __dlpack_device__)")
+        raise TypeError(f"{kind_of(array)} does not support DLPack (no __dlpack_device__)")
     kind, device = array.__dlpack_device__()
     if kind not in (CUDA, MANAGED):
         raise BufferError(f"DLPack device type {int(kind)} is neither CUDA nor managed memory")

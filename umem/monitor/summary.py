@@ -148,7 +148,8 @@ def closing(
     plans = "plan" if stats.plans_rolled_back == 1 else "plans"
     given_up = f", {stats.plans_rolled_back} {plans} rolled back" if stats.plans_rolled_back else ""
     line = (
-        f"{name}: {stats.steps} steps, plan hits {hits} ({stats.plan_hits} of {total} ops)"
+        f"{name}: {stats.steps} {'step' if stats.steps == 1 else 'steps'}, plan hits {hits} "
+        f"({stats.plan_hits} of {total} ops)"
         f"{given_up}, {_of(stats.bytes_in)} in, {_of(stats.bytes_out)} out, "
         f"{f'{stats.faults} faults, ' if is_measured('faults', device) else ''}"
         f"peak {_of(stats.peak_resident_bytes)} of {_of(stats.budget_bytes)}, "
@@ -203,7 +204,7 @@ def advice(
     short = one.peak_live_bytes > one.budget_bytes
     if faults and faults[0][1] >= _MANY_FAULTS:
         name, count = faults[0]
-        lines.append(f"of {stats.faults} page faults {name} took {count}, more than any other")
+        lines.append(f"{name} took {count} of {stats.faults} page faults, more than any other")
     if stats.peak_small_bytes > stats.peak_live_bytes / 2:
         small = f"{_of(stats.peak_small_bytes)} of {_of(stats.peak_live_bytes)}"
         lines.append(f"{small} were in tensors below 2 MiB: they move with those in the same page")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..base.units import format_bytes
-from ..errors import PlanError
+from ..errors import PlanError, kind_of
 from ..trace.step_trace import Kind, StepTrace
 from .base import ENTRIES, Fetch, Move, Plan, Policy, WriteBack
 
@@ -58,8 +58,7 @@ def as_plan(policy: Policy, returned: object) -> Plan | None:
     if returned is None or isinstance(returned, Plan):
         return returned
     raise PlanError(
-        f"policy {policy.name} returned a {type(returned).__name__}; allowed: a "
-        "umem.policies.Plan, or None"
+        f"policy {policy.name} returned {kind_of(returned)}; allowed: a umem.policies.Plan, or None"
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..base import python_file
-from ..errors import ConfigError, did_you_mean
+from ..errors import ConfigError, did_you_mean, kind_of
 
 if TYPE_CHECKING:  # base needs numpy, and the names alone do not
     from .base import Policy
@@ -173,7 +173,7 @@ def _as_policy(given: object, origin: str) -> Policy:
         return cast("Policy", made)
     lacks = "method `plan(trace, device, budget)`" if plan is None else "`name` of text"
     raise ConfigError(
-        f"{origin} is a {type(made).__name__}, not a policy: it has no {lacks} (docs/policies.md); "
+        f"{origin} is {kind_of(made)}, not a policy: it has no {lacks} (docs/policies.md); "
         f"allowed: {ALLOWED}"
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import islice
 
+from ..errors import kind_of
 from .base import Candidate, CandidateView
 
 Victims = Callable[[CandidateView, int], Iterable[int]]
@@ -30,11 +31,11 @@ def victim_callback(
         view = CandidateView(tuple(map(Candidate._make, rows)), resident, budget)
         answer: object = victims(view, need)
         if not isinstance(answer, Iterable):
-            raise _refusal(name, f"a {type(answer).__name__}")
+            raise _refusal(name, kind_of(answer))
         ids = list(islice(answer, len(rows)))  # an iterator may have no end
         for one in ids:
             if not hasattr(one, "__index__"):
-                raise _refusal(name, f"a {type(answer).__name__} with a {type(one).__name__}")
+                raise _refusal(name, f"{kind_of(answer)} with {kind_of(one)}")
         return ids
 
     return asked

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..base import units
-from ..errors import ConfigError, StateError
+from ..errors import ConfigError, StateError, kind_of
 from ..session import session
 from .spans import StorageSpan, parts, stream_of
 
@@ -341,7 +341,7 @@ def _label(part: StorageSpan) -> str:
         return part.name
     tensor = part.tensor
     if not hasattr(tensor, "dtype") or not hasattr(tensor, "shape"):  # a buffer, an interface
-        return f"a {type(tensor).__name__}"
+        return kind_of(tensor)
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from ..errors import ConfigError
+from ..errors import ConfigError, kind_of
 from .spans import parts
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def where(tensor: object) -> TensorPlacement:
     """
     found = parts(tensor, "where")
     if len(found) != 1 or found[0].tensor is not tensor:
-        kind = type(tensor).__name__
+        kind = kind_of(tensor)
         raise ConfigError(
-            f"umem.where(...) was given a {kind}; allowed: a tensor. umem.tensors(...) lists those "
+            f"umem.where(...) was given {kind}; allowed: a tensor. umem.tensors(...) lists those "
             "of a module or collection"
         )
     return tensors(tensor)[0]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..errors import ConfigError
+from ..errors import ConfigError, kind_of
 
 ALLOWED = (
     "a tensor, a module, an array with __cuda_array_interface__, a umem.Buffer, a buffer of "
@@ -100,8 +100,8 @@ def _members(target: Any, name: str, what: str) -> Iterator[tuple[str, Any]]:
         return ((key, getattr(target, key)) for key in target.__tensor_flatten__()[0])
     if isinstance(target, Iterable) and not isinstance(target, (str, bytes)):
         return ((str(i), value) for i, value in enumerate(target))
-    kind = type(target).__name__
-    raise ConfigError(f"umem.{what}(...) was given a {kind}{_at(name)}; allowed: {ALLOWED}")
+    kind = kind_of(target)
+    raise ConfigError(f"umem.{what}(...) was given {kind}{_at(name)}; allowed: {ALLOWED}")
 
 
 def _at(name: str) -> str:

@@ -79,7 +79,8 @@ class PlanJudge:
     steps around it, and a few of its own steps do not show how good a plan is. All plans then
     change together: each choice has a turn of some steps, and the cheapest is kept. That happens
     once, after recording has stopped. Steps are compared with steps of the same kind, which
-    followed the same plan or none. Without such steps the choices have their turns again later.
+    followed the same plan or none. Until each choice has had a step of one kind, the choices have
+    further turns, whose steps are added.
 
     A plan whose steps follow another choice has a second trial once many of them came in a row,
     because a passing phase of the program may have decided against it. It is compared with that
@@ -249,7 +250,7 @@ class PlanJudge:
             self._sums[self.choice][plan] = self._sums[self.choice][plan].plus(cost, max(ops, 1))
         if self._steps < TURN:
             return False
-        following = self._choices[len(self._sums) :]
+        following = self._choices[self._choices.index(self.choice) + 1 :]
         if following:
             self._begin_turn(following[0])
         else:
@@ -258,16 +259,20 @@ class PlanJudge:
 
     def _begin_turn(self, choice: Choice) -> None:
         self.choice, self._steps = choice, 0
-        self._sums[choice] = defaultdict(_Sum)
+        self._sums.setdefault(choice, defaultdict(_Sum))
 
     def _end_turns(self) -> None:
         kinds = set.intersection(*map(set, self._sums.values()))
         self.takes_turns, self.over = False, bool(kinds)
         self._recent.clear()
+        self.choice = self._choices[0]
         if kinds:
             self._means = _means(self._sums, kinds)
-        self.choice = self._best() if kinds else self._choices[0]
-        self._sums = {}
+            self.choice = self._best()
+            return
+        for of in self._sums.values():  # plans that were replaced have no further steps
+            for old in [*of][: -core.MAX_PLANS]:
+                del of[old]
 
     def _best(self) -> Choice:
         tried = list(self._means.items())

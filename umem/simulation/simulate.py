@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ..base import device_profiles, nodes
 from ..base.device_profiles import DeviceProfile
 from ..config.parsers import parse_budget
-from ..errors import ConfigError
+from ..errors import ConfigError, kind_of
 from ..policies import registry
 from ..policies.base import PlanFunction, Policy
 from ..trace.step_trace import StepTrace
@@ -74,7 +74,7 @@ def recorded_step(source: Source, device: DeviceProfile | str) -> StepTrace:
         return replay.load(source).step
     if not callable(source):
         raise ConfigError(
-            f"step={source!r} is a {type(source).__name__}; allowed: a StepTrace, the path of a "
+            f"step={source!r} is {kind_of(source)}; allowed: a StepTrace, the path of a "
             "trace file, or a function that returns (model, optimizer, batch, loss_fn)"
         )
     from ..capture import program, roofline

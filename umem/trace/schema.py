@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ..errors import shown
+from ..errors import kind_of, shown
 from .ids import BlockId
 
 KIND = "umem-trace"
@@ -220,7 +220,7 @@ def _json(key: str, value: object, depth: int) -> None:
         if value - value != 0:  # NaN or infinite
             raise ValueError(f"{key!r} holds {value}, which JSON cannot hold")
     elif value is not None and not isinstance(value, (bool, int)):
-        raise ValueError(f"{key!r} holds a {type(value).__name__}, which JSON cannot hold")
+        raise ValueError(f"{key!r} holds {kind_of(value)}, which JSON cannot hold")
 
 
 def _text(name: str, value: object) -> None:

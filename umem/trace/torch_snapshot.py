@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from ..errors import TraceError, plain, shown
+from ..errors import TraceError, kind_of, plain, shown
 from .ids import BlockId, block_ids
 from .schema import MAX_BYTES, Alloc, Event, Free, Header, Op
 
@@ -57,7 +57,7 @@ class _NoCode(pickle._Unpickler):
 
 def _checked_key(key: object) -> object:
     if type(key) is not str and type(key) is not int:
-        raise pickle.UnpicklingError(f"a {type(key).__name__} is a key, and a snapshot has names")
+        raise pickle.UnpicklingError(f"{kind_of(key)} is a key, and a snapshot has names")
     return key
 
 
@@ -182,6 +182,6 @@ def _size(block: dict[str, Any]) -> int:
 
 def _whole(value: Any, most: int = (1 << 64) - 1) -> int:
     if type(value) is not int or not 0 <= value <= most:
-        what = shown(value) if type(value) in (int, str) else f"a {type(value).__name__}"
+        what = shown(value) if type(value) in (int, str) else kind_of(value)
         raise TypeError(f"{what} is not an address or a size")
     return value

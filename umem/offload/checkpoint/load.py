@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...base.progress import progress
-from ...errors import CheckpointError, ConfigError, plain
+from ...errors import CheckpointError, ConfigError, kind_of, plain
 from ...residency.spans import is_module
 from ...session import session
 from .file_tensor import FileTensor
@@ -76,8 +76,8 @@ def load_checkpoint(
     import torch
 
     if not is_module(module):
-        kind = type(module).__name__
-        raise ConfigError(f"umem.load_checkpoint(...) was given a {kind}; allowed: a module")
+        kind = kind_of(module)
+        raise ConfigError(f"umem.load_checkpoint(...) was given {kind}; allowed: a module")
     if keep_in_file:
         _check_disk()
     where = Path(path)
@@ -154,7 +154,7 @@ def _check_kinds(slots: list[_Slot]) -> None:
     for slot in slots:
         if torch.nn.parameter.is_lazy(slot.tensor) or hasattr(slot.tensor, "__tensor_flatten__"):
             raise ConfigError(
-                f"umem.load_checkpoint(...): {slot.names[0]} is a {type(slot.tensor).__name__}; "
+                f"umem.load_checkpoint(...): {slot.names[0]} is {kind_of(slot.tensor)}; "
                 "allowed: plain tensors. Load before the module is sharded or quantized, and after "
                 "lazy modules have run once"
             )

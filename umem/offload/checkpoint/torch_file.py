@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...errors import CheckpointError, plain
+from ...errors import CheckpointError, kind_of, plain
 from .file_tensor import FileTensor
 
 if TYPE_CHECKING:
@@ -65,12 +65,12 @@ def _checked(path: Path, held: Any) -> Mapping[str, torch.Tensor]:
 
     if not isinstance(held, Mapping):
         raise CheckpointError(
-            f"{path}: it holds a {type(held).__name__}; allowed: a state_dict of names and tensors"
+            f"{path}: it holds {kind_of(held)}; allowed: a state_dict of names and tensors"
         )
     for name, value in held.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise CheckpointError(
-                f"{path}: {name!r} is a {type(value).__name__}; allowed: only a state_dict of "
+                f"{path}: {name!r} is {kind_of(value)}; allowed: only a state_dict of "
                 "names and tensors; save that with torch.save(model.state_dict(), ...)"
             )
         if value.layout != torch.strided or value.is_nested or value.is_quantized:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...base.units import format_bytes
 from ...base.untraced import untraced
-from ...errors import ConfigError, StateError, plain
+from ...errors import ConfigError, StateError, kind_of, plain
 from ...session import session
 from ...session.host_share import host_updated
 from ...session.statistics import stats
@@ -563,7 +563,7 @@ def _unwrapped(optimizer: object) -> Optimizer:
         found = inner
     if not isinstance(found, Optimizer):
         raise ConfigError(
-            f"umem.page_optimizer(...) was given a {type(optimizer).__name__}; allowed: a "
+            f"umem.page_optimizer(...) was given {kind_of(optimizer)}; allowed: a "
             "torch.optim.Optimizer, or an object with one in its attribute optimizer or optim"
         )
     return found
