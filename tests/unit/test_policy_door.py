@@ -202,7 +202,7 @@ def test_options_take_a_place_but_not_from_a_directorys_file(tmp_path: Path) -> 
     path.chmod(0o644)  # under any umask: one that others can write is ignored
     with pytest.raises(ConfigError, match="names code to load; allowed: a policy's name here"):
         load(directory=tmp_path)
-    with pytest.raises(ConfigError, match=r"budget=: .* is a Object"):
+    with pytest.raises(ConfigError, match=r"budget=: .* is an Object"):
         load({"budget": given})
 
 

@@ -164,7 +164,7 @@ def test_buffers_of_cuda_core() -> None:
 
 @pytest.mark.parametrize("target", [3, "weights", b"weights", None, [Tensor(), 3], {"a": None}])
 def test_what_is_no_tensor_is_refused(target: object) -> None:
-    with pytest.raises(ConfigError, match=r"umem\.pin\(\.\.\.\) was given a .*; allowed: a tensor"):
+    with pytest.raises(ConfigError, match=r"umem\.pin\(\.\.\.\) was given .*; allowed: a tensor"):
         parts(target, "pin")
 
 
