@@ -51,10 +51,9 @@ def where(tensor: object) -> TensorPlacement:
     """
     found = parts(tensor, "where")
     if len(found) != 1 or found[0].tensor is not tensor:
-        kind = kind_of(tensor)
         raise ConfigError(
-            f"umem.where(...) was given {kind}; allowed: a tensor. umem.tensors(...) lists those "
-            "of a module or collection"
+            f"umem.where(...) was given {kind_of(tensor)}; allowed: a tensor. umem.tensors(...) "
+            "lists those of a module or collection"
         )
     return tensors(tensor)[0]
 

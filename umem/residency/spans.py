@@ -100,8 +100,9 @@ def _members(target: Any, name: str, what: str) -> Iterator[tuple[str, Any]]:
         return ((key, getattr(target, key)) for key in target.__tensor_flatten__()[0])
     if isinstance(target, Iterable) and not isinstance(target, (str, bytes)):
         return ((str(i), value) for i, value in enumerate(target))
-    kind = kind_of(target)
-    raise ConfigError(f"umem.{what}(...) was given {kind}{_at(name)}; allowed: {ALLOWED}")
+    raise ConfigError(
+        f"umem.{what}(...) was given {kind_of(target)}{_at(name)}; allowed: {ALLOWED}"
+    )
 
 
 def _at(name: str) -> str:

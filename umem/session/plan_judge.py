@@ -268,7 +268,7 @@ class PlanJudge:
         self.choice = self._choices[0]
         if kinds:
             self._means = _means(self._sums, kinds)
-            self.choice = self._best()
+            self.choice, self._sums = self._best(), {}
             return
         for of in self._sums.values():  # plans that were replaced have no further steps
             for old in [*of][: -core.MAX_PLANS]:

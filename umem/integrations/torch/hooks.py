@@ -33,6 +33,7 @@ from ...capture.dispatch import DispatchMode
 _TAG_ALWAYS = 3
 _TAG_EVERY = 16
 
+_Optimizer: Any = Optimizer  # whose method is replaced
 _stepping: set[int] = set()  # ids of the optimizers inside their step
 
 
@@ -55,16 +56,14 @@ class Tagger:
         self._instead: Any = functools.wraps(self._load)(
             lambda optimizer, state_dict: self._loaded(optimizer, state_dict)
         )
-        torch_class: Any = Optimizer
-        torch_class.load_state_dict = self._instead
+        _Optimizer.load_state_dict = self._instead
 
     def remove(self) -> None:
         """Remove the hooks from torch."""
         for handle in self._handles:
             handle.remove()
         if Optimizer.load_state_dict is self._instead:
-            torch_class: Any = Optimizer
-            torch_class.load_state_dict = self._load
+            _Optimizer.load_state_dict = self._load
         _stepping.clear()
 
     @untraced

@@ -76,8 +76,9 @@ def load_checkpoint(
     import torch
 
     if not is_module(module):
-        kind = kind_of(module)
-        raise ConfigError(f"umem.load_checkpoint(...) was given {kind}; allowed: a module")
+        raise ConfigError(
+            f"umem.load_checkpoint(...) was given {kind_of(module)}; allowed: a module"
+        )
     if keep_in_file:
         _check_disk()
     where = Path(path)
