@@ -183,8 +183,9 @@ void Disk::note_failure(bool write, int error, const Slot& slot) {
 // A place that fails may be a bad block, so another one is tried.
 int Disk::write_page(Io& io, const char* from, std::unique_lock<std::mutex>& lock) {
   int error = 0;
+  Slot slot;
   for (int i = 0; i < 2; ++i) {
-    Slot slot = io.slot;
+    slot = io.slot;
     if (!file_.take(slot)) {
       full_ = file_.is_shared();
       note_failure(true, ENOSPC, io.slot.in_source() ? Slot{} : io.slot);
@@ -195,10 +196,10 @@ int Disk::write_page(Io& io, const char* from, std::unique_lock<std::mutex>& loc
     if (lock.mutex()) lock.lock();
     io.slot = slot;
     if (error == 0) return 0;
-    full_ = false;
-    note_failure(true, error, slot);
     io.slot = {};  // never used again
   }
+  full_ = false;
+  note_failure(true, error, slot);
   return error;
 }
 
@@ -237,9 +238,14 @@ void Disk::transfer(std::size_t page, bool writes, std::unique_lock<std::mutex>&
       ++stuck_;
       push(unwritten_, page, false);
     }
-    if (!broken_.exchange(true)) warn(lock);
+    break_off(lock);
   }
   if (workers_) workers_->changed.notify_all();
+}
+
+// After a write that failed: nothing is evicted any more.
+void Disk::break_off(std::unique_lock<std::mutex>& lock) {
+  if (!broken_.exchange(true)) warn(lock);
 }
 
 // Not by stdio, whose lock a thread may hold that waits for this transfer.
@@ -411,6 +417,7 @@ bool Disk::write_from(std::size_t page, const char* from) {
   begin(out_);
   const bool done = write_page(io_[page], from, lock) == 0;
   end(out_);
+  if (!done) break_off(lock);
   return done;
 }
 

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import _core_testing
@@ -149,6 +150,48 @@ def test_a_write_that_fails_once_is_made_elsewhere(
     for page in range(PAGES):
         check(driver, ptr, page, page)
     assert capfd.readouterr().err == ""
+
+
+def test_a_write_that_was_made_elsewhere_is_no_reason_afterwards(
+    driver: Driver, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    disk.fail("write", 1, "EIO", once=True)
+    ptr = fill(driver)
+    result, device_memory = driver.calls.cuMemAlloc(8 * PAGE)  # in all frames, for good
+    assert result == SUCCESS
+    with (tmp_path / "copy").open("wb", buffering=0) as file, pytest.raises(OSError, match="alloc"):
+        file.write((ctypes.c_char * 4096).from_address(ptr))
+    assert "no frame can be taken from another page" in capfd.readouterr().err
+    driver.calls.cuMemFree(device_memory)
+    check(driver, ptr, 0, 0)
+
+
+def test_a_call_that_ends_on_a_full_disk_says_so(
+    driver: Driver, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ptr = fill(driver)
+    reader, writer = os.pipe()
+    data = (ctypes.c_char * (6 * PAGE)).from_address(ptr)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(os.readv, reader, [data])
+        for _ in range(1000):
+            time.sleep(0.01)
+            if driver.states(ptr + 5 * PAGE, 1) == ["device"]:  # the last one: all are held
+                break
+        assert "host" in driver.states(ptr, 6)  # others need more than two frames
+        for nth in range(1, 400):
+            disk.fail("write", nth, "EIO")
+        os.write(writer, b"x")
+        assert call.result() == 1
+    os.close(reader)
+    os.close(writer)
+    assert capfd.readouterr().err.count("umem: warning: writing the file in") == 1
+    refused = driver.calls.cuMemPrefetchAsync(ptr + 6 * PAGE, 18 * PAGE, HOST, 0, driver.stream)
+    assert refused == OUT_OF_MEMORY
+    driver.calls.resize(64 * PAGE)
+    assert driver.calls.load(ptr, 2) == b"x" + bytes(1)
+    for page in range(1, PAGES):
+        check(driver, ptr, page, page)
 
 
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
