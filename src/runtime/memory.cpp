@@ -166,14 +166,14 @@ Status out_of_memory(const Device& device, Code code, std::size_t bytes, const s
   std::partial_sort(holders.begin(), holders.begin() + static_cast<std::ptrdiff_t>(shown),
                     holders.end(),
                     [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
-  std::string text =
-      "umem out of memory: asked for " + format_bytes(bytes) + "; budget " +
-      format_bytes(engine.limits().budget_bytes) + ", resident " +
-      format_bytes(ledger.resident_bytes()) + ", evictable " + format_bytes(evictable) + ", live " +
-      format_bytes(ledger.live_bytes()) + ", host " + format_bytes(ledger.host_bytes()) + " of " +
-      (engine.limits().host_budget_bytes ? format_bytes(engine.limits().host_budget_bytes)
-                                         : std::string("unbounded")) +
-      ". " + why + ". Largest holders:";
+  std::string text = "umem out of memory: asked for " + format_bytes(bytes) + "; budget " +
+                     format_bytes(engine.limits().budget_bytes) + ", resident " +
+                     format_bytes(ledger.resident_bytes()) + ", evictable " +
+                     format_bytes(evictable) + ", live " + format_bytes(ledger.live_bytes()) +
+                     ", host " + format_bytes(ledger.host_bytes());
+  if (const std::size_t most = engine.limits().host_budget_bytes)
+    text += " of " + format_bytes(most);
+  text += ". " + why + ". Largest holders:";
   for (std::size_t i = 0; i < shown; ++i) {
     const residency::Unit& unit = ledger.at(holders[i].id);
     text += (i ? ", " : " ") + format_bytes(unit.bytes) + " " + residency::name(unit.tag) + "/" +
@@ -189,9 +189,8 @@ void warn_refused(const State& s, Device& device, std::size_t bytes, const std::
   device.warned_refused = true;
   const engine::Limits& given = device.engine.limits();
   std::string limits = "a budget of " + format_bytes(given.budget_bytes);
-  if (device.engine.managed())  // else nothing leaves the device
-    limits += " and a host budget of " +
-              (given.host_budget_bytes ? format_bytes(given.host_budget_bytes) : "unbounded size");
+  if (device.engine.managed() && given.host_budget_bytes)  // else nothing leaves the device
+    limits += " and a host budget of " + format_bytes(given.host_budget_bytes);
   std::fprintf(stderr,
                "umem: warning: out of memory: a block of %s was refused with %s: %s; raise what "
                "limits it, or keep fewer tensors (logged once; umem.summary() counts refusals)\n",
@@ -213,9 +212,10 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
                 reinterpret_cast<std::uintptr_t>(stream)});
     std::string why = status.message();
     if (status.code() == Code::kOutOfDeviceMemory && !s.driver.disk.empty())
-      why += "; the disk of '" + s.driver.disk +
-             "' has no room, or the limit of its file is reached: free space there, raise the "
-             "limit, or name another folder";
+      why =
+          "the disk of '" + s.driver.disk +
+          "' takes no more: it is full, or the limit of its file is reached; free space, raise the "
+          "limit, or name another folder";
     if (!is_out_of_memory(status.code())) return Status(status.code(), why);
     // Otherwise the refused block's range stays. An idle layout does.
     const Status trimmed = trim_cache(device, kPageBytes);

@@ -77,6 +77,7 @@ def test_the_closing_line_has_both_peaks() -> None:
         "umem: 3 steps, plan hits 75.0 % (3 of 4 ops), 5 MiB in, 0 B out, 0 faults, "
         "peak 16 MiB of 16 MiB, live at most 12 MiB"
     )
+    assert text.closing(stats(steps=1)).startswith("umem: 1 step, no plan used, 0 B in")
     # A GPU's driver does not report faults.
     assert text.closing(run, device="cuda") == text.closing(run).replace(" 0 faults,", "")
 

@@ -307,7 +307,7 @@ def _unused(watched: Watched) -> Iterator[Finding]:
         if path is not None and watched.held[path].buffer:
             what = f"buffer {path} is never read"
         elif path is None and known.tag == "input" and born < end:
-            what = "an input of the step that no op reads"
+            what = "an input that no op of the recorded steps reads"
         else:
             continue
         yield Finding(
@@ -316,7 +316,7 @@ def _unused(watched: Watched) -> Iterator[Finding]:
             peak_bytes=None,
             line=watched.lines[block],
             what=what,
-            fix="do not make it, or do not bring it to the device",
+            fix="do not make it, or bring it to the device only where it is read",
         )
 
 

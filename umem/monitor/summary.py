@@ -142,15 +142,16 @@ def closing(
         name: the start of each line.
         known: the other arguments of `advice`.
     """
-    total = stats.plan_hits + stats.plan_misses
     share = plan_hit_share(stats.plan_hits, stats.plan_misses)
-    hits = "none" if share is None else f"{100 * share:.1f} %"
+    hits = "no plan used"
+    if share is not None:
+        total = stats.plan_hits + stats.plan_misses
+        hits = f"plan hits {100 * share:.1f} % ({stats.plan_hits} of {total} ops)"
     plans = "plan" if stats.plans_rolled_back == 1 else "plans"
     given_up = f", {stats.plans_rolled_back} {plans} rolled back" if stats.plans_rolled_back else ""
     line = (
-        f"{name}: {stats.steps} {'step' if stats.steps == 1 else 'steps'}, plan hits {hits} "
-        f"({stats.plan_hits} of {total} ops)"
-        f"{given_up}, {_of(stats.bytes_in)} in, {_of(stats.bytes_out)} out, "
+        f"{name}: {stats.steps} {'step' if stats.steps == 1 else 'steps'}, {hits}{given_up}, "
+        f"{_of(stats.bytes_in)} in, {_of(stats.bytes_out)} out, "
         f"{f'{stats.faults} faults, ' if is_measured('faults', device) else ''}"
         f"peak {_of(stats.peak_resident_bytes)} of {_of(stats.budget_bytes)}, "
         f"live at most {_of(stats.peak_live_bytes)}"
