@@ -275,4 +275,12 @@ def test_a_host_budget_without_a_limit_has_a_word(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("UMEM_BUDGET", "64MiB")
     options = doctor._options()
     assert options["host_budget"] == {"value": "unlimited", "origin": "UMEM_HOST_BUDGET"}
+    assert options["disk_writes"] == {"value": "unlimited", "origin": "default"}
     assert options["budget"]["value"] == 64 * MIB
+
+
+def test_a_limit_of_writes_is_shown_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMEM_DISK_WRITES", "1.5TB/day")
+    options = doctor._options()
+    assert options["disk_writes"]["value"] == 1_500_000_000_000
+    assert "1.5TB/day  [UMEM_DISK_WRITES]" in doctor.render({"options": options})

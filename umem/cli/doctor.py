@@ -130,6 +130,8 @@ def _shown(name: str, value: object) -> str:
         return "yes" if value else "no"
     if name == "driver_version" and isinstance(value, int):
         return doctor_cuda.version_text(value)
+    if isinstance(value, int) and name == "disk_writes":
+        return f"{value / 1e12:g}TB/day"
     if isinstance(value, int) and (name.endswith("_bytes") or name in _SIZES):
         return format_bytes(value)
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -255,7 +257,7 @@ def _plain(name: str, value: object) -> object:
     """Return a value for JSON: a size as bytes, words as they are written in the option."""
     if value is None:  # the option's default: auto, off
         return BY_NAME[name].default
-    if name == "host_budget" and value == 0:
+    if name in ("host_budget", "disk_writes") and value == 0:
         return "unlimited"
     if isinstance(value, Budget) and value.bytes is not None:
         return value.bytes
