@@ -206,8 +206,8 @@ kept = blocks(6)
 import itertools
 for number in itertools.count():
     if raised >= 60: break
-    signal.setitimer(signal.ITIMER_REAL, 0.003 + 0.011 * (number % 7))
-    try:
+    try:  # the handler may already run in the call that sets the timer
+        signal.setitimer(signal.ITIMER_REAL, 0.003 + 0.011 * (number % 7))
         if number % 3 == 0: train(3)
         elif number % 3 == 1:
             umem.sleep(); umem.wake()
