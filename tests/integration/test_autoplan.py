@@ -337,6 +337,39 @@ def test_segments_of_small_tensors_are_planned() -> None:
     assert 0 < planned["moved"] < 0.8 * by_lru["moved"]
 
 
+def wandering(steps: int) -> list[float]:
+    """Train with half of the activations in small blocks, which the third step has elsewhere."""
+    net, step = training(LAYERS, WIDTH)
+    held: list[torch.Tensor] = []
+    found = []
+    for number in range(steps):
+        if number == 0:
+            held = [torch.zeros(1 << 17) for _ in range(24)]
+        x = torch.full((128, WIDTH), 0.5, requires_grad=True)
+        for _ in range(24):
+            x = x.sin()
+        x.sum().backward()
+        if number == 1:
+            held.clear()
+        found.append(step(64))
+    del net
+    return found
+
+
+def test_a_plan_is_made_again_once_small_blocks_have_their_places(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "umem")
+    plans = []
+    for policy in ("lru", "auto"):
+        with umem.enable(budget="20MiB", device="soft", policy=policy, log="info"):
+            plans.append(wandering(16))
+            complete = went_by()
+    assert plans[0] == plans[1]
+    assert caplog.text.count("is made from a later step: small blocks") == 1
+    assert complete == 2
+
+
 def test_ops_on_small_tensors_that_come_now_and_then_end_no_plan() -> None:
     _, planned = small_tensors("auto", reports=True)
     assert planned["plan_hits"] >= 0.95 * (planned["plan_hits"] + planned["plan_misses"])

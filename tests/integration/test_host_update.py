@@ -406,6 +406,8 @@ def test_a_forked_child_has_a_thread_of_its_own() -> None:
 
     code, out, err = program.run(
         """
+        import warnings
+        warnings.simplefilter("ignore")  # Python 3.12's of a fork beside threads
         net = torch.nn.Linear(512, 512)
         optimizer = torch.optim.AdamW(net.parameters())
         paged = umem.page_optimizer(optimizer, update="host")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -76,8 +77,8 @@ def test_autoload_without_torch_warns_once_and_goes_on(tmp_path: Path) -> None:
         ("UMEM_BUGET", "1GiB", "UMEM_BUDGET"),
         ("UMEM", "perhaps", "'perhaps'"),
         ("UMEM_BUDGET", "1MiB", "below the floor"),
-        ("UMEM_DEVICE", "cuda", "built without CUDA"),
-        ("UMEM_ALLOCATOR", "pool", "with umem.enable():"),
+        ("UMEM_DEVICE", "cuda", "built without CUDA|no NVIDIA driver"),
+        ("UMEM_ALLOCATOR", "pool", "with umem.enable"),
     ],
 )
 def test_a_bad_option_is_one_warning_and_torch_works(
@@ -88,7 +89,7 @@ def test_a_bad_option_is_one_warning_and_torch_works(
     assert done.stdout == "3.0 False\n"
     lines = [line for line in done.stderr.splitlines() if "umem" in line]
     assert len(lines) == 1
-    assert words in lines[0]
+    assert re.search(words, lines[0])
 
 
 @needs_torch
