@@ -407,7 +407,7 @@ def test_a_forked_child_has_a_thread_of_its_own() -> None:
     code, out, err = program.run(
         """
         import warnings
-        warnings.simplefilter("ignore")  # Python 3.12's of a fork beside threads
+        warnings.filterwarnings("ignore", ".* is multi-threaded")  # since Python 3.12
         net = torch.nn.Linear(512, 512)
         optimizer = torch.optim.AdamW(net.parameters())
         paged = umem.page_optimizer(optimizer, update="host")

@@ -420,9 +420,12 @@ def test_memory_is_given_back_when_the_object_goes() -> None:
 
 def test_many_blocks_are_given_back_as_fast_as_they_came() -> None:
     step = persistent(*[PAGE] * 50_000)  # with a search of the free list for each, 40 times slower
-    replay = _core.Replay(options(32 * MIB))
-    begin = time.process_time()
-    replay.set_step(columns_of(step))
-    middle = time.process_time()
-    replay.close()
-    assert time.process_time() - middle < 8 * (middle - begin)
+    ratios = []  # the least of a few: the processor's speed may change at any time
+    for _ in range(5):
+        replay = _core.Replay(options(32 * MIB))
+        begin = time.process_time()
+        replay.set_step(columns_of(step))
+        middle = time.process_time()
+        replay.close()
+        ratios.append((time.process_time() - middle) / (middle - begin))
+    assert min(ratios) < 2, ratios

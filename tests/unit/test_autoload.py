@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 import textwrap
@@ -78,7 +77,7 @@ def test_autoload_without_torch_warns_once_and_goes_on(tmp_path: Path) -> None:
         ("UMEM", "perhaps", "'perhaps'"),
         ("UMEM_BUDGET", "1MiB", "below the floor"),
         ("UMEM_DEVICE", "cuda", "built without CUDA|no NVIDIA driver"),
-        ("UMEM_ALLOCATOR", "pool", "with umem.enable"),
+        ("UMEM_ALLOCATOR", "pool", "with umem.enable():"),
     ],
 )
 def test_a_bad_option_is_one_warning_and_torch_works(
@@ -89,7 +88,7 @@ def test_a_bad_option_is_one_warning_and_torch_works(
     assert done.stdout == "3.0 False\n"
     lines = [line for line in done.stderr.splitlines() if "umem" in line]
     assert len(lines) == 1
-    assert re.search(words, lines[0])
+    assert any(each in lines[0] for each in words.split("|"))  # by torch's build
 
 
 @needs_torch

@@ -109,8 +109,9 @@ def _uses(step: StepTrace) -> Ints:
     """Return a number for each access of a segment, by its op and its place."""
     if step.place is None:
         return np.zeros(0, np.int64)
-    place = step.place[step.access_tensor]
-    return (step.access_op[place > 0] << 32) | (place[place > 0] // PAGE_BYTES)
+    inside = step.is_segment[step.access_tensor]
+    place = step.place[step.access_tensor[inside]]
+    return (step.access_op[inside] << 32) | (place // PAGE_BYTES)
 
 
 def _parts(of: Ints, at: Ints) -> Ints:
