@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import gzip
 import json
 import logging
 import os
 import stat
 import threading
 import weakref
+import zlib
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
-from typing import IO
 
 from .schema import KIND, Header
 
@@ -25,6 +24,7 @@ _log = logging.getLogger("umem")
 _EVENTS_AT_ONCE = 200_000
 _EVENTS_TOO_MANY = 1_000_000  # with this many the program waits for the writer
 _LOOK_S = 0.5
+_GZIP = 31  # wbits of zlib: a header and a sum of gzip, and the largest window
 _FIRST_OWN = 3  # a lower descriptor is a stream that was closed, into which libraries still print
 
 
@@ -55,14 +55,9 @@ class TraceFile:
         self._dropped = 0
         self._process = os.getpid()
         self._ended = False  # by an error
-        self._raw = _open(path)
-        self._out: IO[bytes] = self._raw
-        if path.suffix == ".gz":
-            try:  # writes the first bytes
-                self._out = gzip.GzipFile("", "wb", compresslevel=3, fileobj=self._raw, mtime=0)  # type: ignore[assignment]
-            except OSError:
-                self._raw.close()
-                raise
+        # No gzip.GzipFile: on a full disk its finalizer would write once more, and print the error.
+        self._packer = zlib.compressobj(3, wbits=_GZIP) if path.suffix == ".gz" else None
+        self._file = _open(path)
         self._header: Callable[[], Header] | None = header
         core.record_start("file")
         _recorders.add(self)
@@ -84,11 +79,7 @@ class TraceFile:
         self._thread.join()
         self._write(last=True)
         self._core.record_stop("file")
-        try:
-            self._out.close()
-        except OSError as error:
-            self._end(error)
-        self._raw.close()
+        self._file.close()
 
     def _run(self) -> None:
         while not self._closed:
@@ -112,10 +103,17 @@ class TraceFile:
             if not lines and not last:
                 return
             try:
-                self._out.write(self._first_line() + lines)
-                self._out.flush()
+                self._put(self._first_line() + lines, last)
             except OSError as error:
                 self._end(error)
+
+    def _put(self, text: bytes, last: bool) -> None:
+        if self._packer:
+            how = zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH
+            text = self._packer.compress(text) + self._packer.flush(how)
+        left = memoryview(text)
+        while left:  # a write may take a part only: the last bytes of a disk
+            left = left[self._file.write(left) :]
 
     def _end(self, error: OSError) -> None:
         """Stop recording, because the file can no longer be written; log it once."""
@@ -138,7 +136,7 @@ class TraceFile:
             return
         self._closed = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._raw.fileno())
+        os.dup2(nowhere, self._file.fileno())
         os.close(nowhere)
 
 
