@@ -56,14 +56,16 @@ OPTIONS = (
         "available at the start, or with a disk four fifths. On a device with a size, `auto` "
         "follows the free memory (docs/sleep.md). A percentage of a software device needs a device "
         "of known size. The minimum is 8 MiB (4 pages of 2 MiB), on the software device per torch "
-        "thread, because one instruction can need several pages at once.",
+        "thread, because one instruction can need several pages at once; a disk takes a sixteenth "
+        "of the budget more, 4 MiB to 128 MiB.",
     ),
     Option(
         "host_budget", "UMEM_HOST_BUDGET", "size", parsers.parse_host_budget, "auto",
         f"auto, unlimited, or {BYTES_ALLOWED}",
         "Maximum bytes that may be evicted to the host. Allocations that would exceed it fail with "
         "`OutOfMemoryError`. `auto` limits it, together with the budget of a software device, to "
-        "nine tenths of the memory that is available at the start. With `unlimited`, the operating "
+        "nine tenths of the memory that is available at the start. With a disk on the software "
+        "device it is the disk's limit, or none. With `unlimited`, the operating "
         "system may kill a program that runs out of memory.",
     ),
     Option(
