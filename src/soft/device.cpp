@@ -20,6 +20,7 @@ namespace umem::soft {
 namespace {
 
 std::atomic<bool> g_operations{false};  // the pager's: begun
+sigset_t g_signals_before_fork;         // of the thread that forks, which has the lock
 
 // With the lock held; null without a disk.
 Disk* open_disk() {
@@ -34,23 +35,31 @@ void end_system_calls() {
   g_device->book_transfer(moved, nullptr);
 }
 
+void unlock_after_fork() {
+  const sigset_t previous = g_signals_before_fork;
+  device_mutex().unlock();
+  pthread_sigmask(SIG_SETMASK, &previous, nullptr);
+}
+
 // A forked child keeps a private copy of the whole device, consistent because no thread was inside.
 void register_fork_handlers() {
   static std::once_flag once;
   std::call_once(once, [] {
     pthread_atfork(
         [] {
+          const sigset_t previous = block_signals();
           device_mutex().lock();
+          g_signals_before_fork = previous;
           if (Disk* disk = open_disk()) disk->prepare_fork();
         },
         [] {
           if (Disk* disk = open_disk()) disk->forked_parent();
-          device_mutex().unlock();
+          unlock_after_fork();
         },
         [] {
           if (Disk* disk = open_disk()) disk->forked_child();
           end_system_calls();
-          device_mutex().unlock();
+          unlock_after_fork();
         });
   });
 }

@@ -11,4 +11,12 @@ std::mutex& device_mutex() {
   return *mutex;
 }
 
+sigset_t block_signals() {
+  sigset_t all, previous;
+  sigfillset(&all);
+  for (int fatal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) sigdelset(&all, fatal);
+  pthread_sigmask(SIG_BLOCK, &all, &previous);
+  return previous;
+}
+
 }  // namespace umem::soft

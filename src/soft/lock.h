@@ -29,10 +29,13 @@ inline std::uintptr_t this_thread() {
   return static_cast<std::uintptr_t>(pthread_self());
 }
 
+// Blocks signals on this thread but for those of faults; returns the previous mask.
+sigset_t block_signals();
+
 class DeviceLock {
  public:
   DeviceLock() : masked_(!g_unbacked.load(std::memory_order_relaxed)) {
-    if (masked_) mask();
+    if (masked_) previous_ = block_signals();
     device_mutex().lock();
     g_owner.store(this_thread(), std::memory_order_relaxed);
   }
@@ -45,13 +48,6 @@ class DeviceLock {
   DeviceLock& operator=(const DeviceLock&) = delete;
 
  private:
-  void mask() {
-    sigset_t all;
-    sigfillset(&all);
-    for (int fatal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) sigdelset(&all, fatal);
-    pthread_sigmask(SIG_BLOCK, &all, &previous_);
-  }
-
   const bool masked_;
   sigset_t previous_;
 };

@@ -604,7 +604,7 @@ bool Pager::set_read_mostly(Extent extent, bool on) {
       if (!leave(i, nothing)) return false;
       continue;
     }
-    if (!settle(i)) return false;
+    if (!settle(i)) continue;  // it is on the disk alone
     page.state = PageState::kDevice;
     page.read_only = true;
     if (!uvm_ && !make_writable(i)) return false;
@@ -784,7 +784,9 @@ bool Pager::open_on(std::size_t index, bool writes, Moved& moved) {
   if (held(page)) return is_open(page, writes) || make_writable(index);
   bool framed = page.state != PageState::kVoid && page.state != PageState::kHost;
   if (!framed && disk_.on()) framed = bring(index, moved);
-  if (!settle(index) || (!framed && page.on_disk)) return false;
+  // Once more, if pages that kept their frames took all that its read waited for.
+  if (!settle(index)) framed = bring(index, moved) && settle(index);
+  if (!framed && page.on_disk) return false;
   return framed ? hold(index, writes) : map_remote(index);
 }
 
@@ -826,19 +828,19 @@ void Pager::close_all_windows(Moved& moved) {
 // A frame that is set aside has no memory.
 bool Pager::set_frames_of_disk(std::size_t frames, Moved& moved) {
   if (!shrink_to(frames, moved)) return false;
-  while (opened_ - set_aside_.size() < frames + staging_) {
+  const std::size_t wanted = frames + staging_;
+  if (wanted > opened_ && !space_.open_frames(wanted)) return false;
+  while (opened_ - set_aside_.size() < wanted) {
     auto frame = static_cast<std::uint32_t>(opened_);
-    if (!set_aside_.empty()) {
+    if (set_aside_.empty()) {
+      ++opened_;
+    } else {
       frame = set_aside_.back();
       set_aside_.pop_back();
-    } else if (opened_ >= space_.pages() || !space_.open_frame(opened_)) {
-      return false;
-    } else {
-      ++opened_;
     }
     disk_.give(frame);
   }
-  while (opened_ - set_aside_.size() > frames + staging_) {
+  while (opened_ - set_aside_.size() > wanted) {
     const std::uint32_t frame = disk_.take();
     if (frame == Disk::kNoFrame) break;  // those of pages that the disk did not take
     set_aside_.push_back(frame);

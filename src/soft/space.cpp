@@ -144,18 +144,23 @@ bool Space::open_frame(std::size_t index) {
   return true;
 }
 
+bool Space::open(std::uintptr_t base, std::size_t& from, std::size_t to) {
+  if (to <= from) return true;
+  const std::size_t more = to - from;
+  if (exceeds_data_limit((more << kPageShift) + kSpareBytes)) return false;
+  if (!set_protection(at(base, from), kReadWrite, more)) return false;
+  from = to;
+  return true;
+}
+
+bool Space::open_frames(std::size_t frames) {
+  return keep(!backed_ || (frames <= pages_ && open(frames_, open_frames_, frames)));
+}
+
 // Not all at once: RLIMIT_DATA counts what is writable, used or not.
 bool Space::open_places(std::size_t pages, std::size_t frames) {
   pages = std::max(pages, open_pages_);
   // Frames first, as a page fault that finds none ends the process.
-  const auto open = [](std::uintptr_t base, std::size_t& from, std::size_t to) {
-    if (to <= from) return true;
-    const std::size_t more = to - from;
-    if (exceeds_data_limit((more << kPageShift) + kSpareBytes)) return false;
-    if (!set_protection(at(base, from), kReadWrite, more)) return false;
-    from = to;
-    return true;
-  };
   return keep(!backed_ || (open(frames_, open_frames_, std::min(frames, pages)) &&
                            open(host_, open_pages_, pages)));
 }

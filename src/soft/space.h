@@ -41,7 +41,8 @@ class Space {
 
   // All of these return false when the kernel refuses (vm.max_map_count, most likely) and then
   // leave the mapping as it was.
-  bool open_frame(std::size_t frame);  // makes a new frame accessible at home
+  bool open_frame(std::size_t frame);    // makes a new frame accessible at home
+  bool open_frames(std::size_t frames);  // and the first ones, all or none
   // Makes the places of the first pages on the host accessible, and those of as many of the first
   // frames as these pages can use.
   bool open_places(std::size_t pages, std::size_t frames);
@@ -73,6 +74,7 @@ class Space {
   bool may_move() const;
   bool move(void* from, int from_protection, void* to, int to_protection);
   bool leave(std::size_t page, int protection, void* home);
+  static bool open(std::uintptr_t base, std::size_t& from, std::size_t to);
   static char* at(std::uintptr_t base, std::size_t index) {
     return reinterpret_cast<char*>(base + (index << kPageShift));
   }

@@ -140,6 +140,29 @@ def test_more_and_fewer_frames(driver: Driver) -> None:
             check(driver, ptr, page, page)
 
 
+def test_more_frames_than_a_limit_allows_change_nothing(tmp_path: Path) -> None:
+    code = """
+    import resource
+    def writable():
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) << 10 for line in status if line[:7] == "VmData:")
+    before = writable()
+    resource.setrlimit(resource.RLIMIT_DATA, (before + 64 * PAGE, resource.RLIM_INFINITY))
+    try:
+        d.resize(128 * PAGE)
+    except MemoryError as error:
+        assert "RLIMIT_DATA" in str(error), error
+    else:
+        raise AssertionError("it grew")
+    assert writable() - before < PAGE
+    assert whole(1)
+    d.resize(16 * PAGE)
+    assert whole(1)
+    print("right")
+    """
+    ends_right(code, tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["EIO", "short"])
 def test_a_write_that_fails_once_is_made_elsewhere(
     driver: Driver, kind: str, capfd: pytest.CaptureFixture[str]
@@ -296,6 +319,20 @@ def test_a_system_call_on_a_page_that_has_no_room_is_refused(
     driver.calls.resize(64 * PAGE)
     for page in range(10):
         check(driver, ptr, page, page)
+
+
+def test_a_system_call_takes_a_page_whose_read_waits_for_a_frame(tmp_path: Path) -> None:
+    with opened(4, str(tmp_path), 2) as driver:
+        ptr = fill(driver, 8)
+        disk.delay(300_000, 0)
+        driver.prefetch(ptr, 4, DEVICE)  # in the frames of the others, once these are written
+        for page in range(7, 3, -1):  # which keep them
+            check(driver, ptr, page, page)
+        disk.clear()
+        for page in range(4):
+            with (tmp_path / "copy").open("wb", buffering=0) as file:
+                assert file.write((ctypes.c_char * 4096).from_address(ptr + page * PAGE)) == 4096
+            assert (tmp_path / "copy").read_bytes()[0] == page
 
 
 def test_a_copy_that_could_not_be_written_may_be_written_to(driver: Driver) -> None:
@@ -463,6 +500,26 @@ def test_forks_while_pages_move(tmp_path: Path) -> None:
     print("right")
     """
     ends_right(code, tmp_path)
+
+
+def test_a_fork_blocks_signals_while_it_has_the_lock() -> None:
+    """A handler that touched an evicted page would wait for its own thread."""
+    code = """
+    import ctypes, os, signal
+    import _core_testing as d
+    during = []
+    mask = lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    prepare = ctypes.CFUNCTYPE(None)(lambda: during.append(signal.SIGALRM in mask()))
+    ctypes.CDLL(None).__register_atfork(prepare, None, None, None)  # runs after umem's
+    d.open_soft(8 << 21, "a100-pcie4")
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    child = os.fork()
+    assert (during, mask()) == ([True], {signal.SIGUSR1})
+    if child == 0:
+        os._exit(7)
+    assert os.waitpid(child, 0)[1] == 7 << 8
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
 
 
 def test_nothing_is_left_of_a_process_that_is_killed(tmp_path: Path) -> None:
