@@ -265,12 +265,15 @@ def test_what_the_program_does_to_a_parameter_between_steps_counts() -> None:
         del weights
 
 
-def test_sparse_gradients_stay_on_the_device() -> None:
+@pytest.mark.parametrize("momentum", [0.0, 0.9])  # which is sparse, too
+def test_sparse_gradients_stay_on_the_device(momentum: float) -> None:
     def run(**page: Any) -> list[torch.Tensor]:
         torch.manual_seed(0)
         table = torch.nn.Embedding(1024, 64, sparse=True)
         layer = torch.nn.Linear(64, 64)
-        optimizer = torch.optim.SGD([*table.parameters(), *layer.parameters()], lr=0.1)
+        optimizer = torch.optim.SGD(
+            [*table.parameters(), *layer.parameters()], lr=0.1, momentum=momentum
+        )
         paged = umem.page_optimizer(optimizer, **page) if page else None
         for i in range(3):
             optimizer.zero_grad()
@@ -282,6 +285,7 @@ def test_sparse_gradients_stay_on_the_device() -> None:
 
     plain = run()
     with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        assert same(plain, run(update="device"))
         weights = run(update="host")
         assert torch.equal(plain[0], weights[0])
         assert all(torch.allclose(a, b) for a, b in zip(plain, weights, strict=True))
@@ -389,6 +393,10 @@ def test_bad_input_is_refused() -> None:
         del wrapped
         with pytest.raises(ConfigError, match="LBFGS"):
             umem.page_optimizer(torch.optim.LBFGS(net.parameters()), update="host")
+        for parameter in [*net.parameters()][1:]:
+            parameter.requires_grad_(False)  # and has no states
+        umem.page_optimizer(adam, update="host").remove()
+        net.requires_grad_()
         paged = umem.page_optimizer(adam, update="host", share=0.4)
         other = torch.optim.Adam(net.parameters())
         with pytest.raises(ConfigError, match="by another optimizer"):

@@ -230,6 +230,19 @@ def test_the_rate_of_this_host_is_measured() -> None:
         assert 10.0 < host_share.measured_rate() < 1e7  # 10 MB/s to 10 TB/s
 
 
+def test_the_rate_is_that_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    def update(values: list[torch.Tensor], *_: Any, **__: Any) -> None:
+        assert values[0].dtype == torch.float32
+
+    monkeypatch.setattr(torch, "_fused_adam_", update)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with umem.enable(budget="48MiB", device="soft", policy="lru"):
+            host_share.measured_rate.__wrapped__()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 # --- found by attacks ------------------------------------------------------------------------
 
 

@@ -338,6 +338,27 @@ def test_a_host_without_room_is_told_once(caplog: pytest.LogCaptureFixture) -> N
     assert len(told) == 1
 
 
+def test_parameters_in_the_same_memory_are_updated_together() -> None:
+    """Each pass of the update takes all of them, so parts would mix the passes."""
+
+    def run(page: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        one, other = (torch.nn.Parameter(torch.randn(SIDE, SIDE)) for _ in range(2))
+        other.data = one.data
+        optimizer = torch.optim.AdamW([one, other], foreach=True, weight_decay=0.1)
+        paged = umem.page_optimizer(optimizer) if page else None
+        for _ in range(3):
+            ((one + 1).square() + other.square()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if paged:
+            paged.remove()
+        return one.detach().clone()
+
+    with umem.enable(budget="32MiB", device="soft", policy="lru"):
+        assert torch.equal(run(page=False), run(page=True))
+
+
 class Clipping(torch.optim.SGD):
     """Its update of one parameter depends on all gradients."""
 
@@ -508,6 +529,7 @@ def test_a_gradient_scaler_finds_its_gradients(fused: bool) -> None:
         del paged
 
 
+@pytest.mark.usefixtures("backward_raises")
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     net = torch.nn.Linear(8, 8)
     optimizer = adam(net.parameters())
@@ -530,8 +552,14 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(ConfigError, match="release_gradients=True"):
                 umem.page_optimizer(wrong, release_gradients=True)
             umem.page_optimizer(wrong).remove()
+        paged = umem.page_optimizer(optimizer, release_gradients=True)
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        before = net.weight.tolist()
+        with pytest.raises(StateError, match="averaged over 2 processes"):  # since then
+            net(torch.ones(8)).sum().backward()
+        assert net.weight.tolist() == before
+        paged.remove()
         with pytest.raises(ConfigError, match="averaged over 2 processes"):
             umem.page_optimizer(optimizer, release_gradients=True)
 

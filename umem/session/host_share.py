@@ -124,8 +124,10 @@ def measured_rate() -> float:
     import torch
 
     with _host_memory():
-        rows = [torch.ones(_MEASURED_BYTES // 4, device="cpu") for _ in range(4)]
-        count = torch.zeros((), device="cpu")
+        rows = [
+            torch.ones(_MEASURED_BYTES // 4, dtype=torch.float32, device="cpu") for _ in range(4)
+        ]
+        count = torch.zeros((), dtype=torch.float32, device="cpu")
 
     def update() -> None:
         value, gradient, mean, square = rows

@@ -29,7 +29,7 @@ def tensors_of(path: Path) -> dict[str, FileTensor]:
     Raises:
         CheckpointError: there is no checkpoint, a file of it is missing, or one is malformed.
     """
-    if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for some names, as too long ones
+    if os.path.isdir(path):  # Path.is_dir raises for some names, as too long ones
         found = next((path / name for name in _IN_DIRECTORY if (path / name).is_file()), None)
         if found is None:
             raise CheckpointError(f"{path}: no checkpoint in this directory; allowed: {ALLOWED}")
@@ -59,7 +59,7 @@ def _of_index(path: Path) -> dict[str, FileTensor]:
     places = _weight_map(path)
     files = sorted(set(places.values()))
     # Path.is_file raises for some names, as too long ones.
-    missing = [name for name in files if not os.path.isfile(path.parent / name)]  # noqa: PTH113
+    missing = [name for name in files if not os.path.isfile(path.parent / name)]
     if missing:
         raise CheckpointError(
             f"{path}: it names files that are missing in its directory: {plain(', '.join(missing))}"

@@ -614,7 +614,7 @@ def _to_host(state: dict[str, Any], parameter: Tensor, file: state_file.StateFil
 
     strides = layout_of(parameter)
     for name, value in state.items():
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or value.layout != torch.strided:
             continue
         wanted = strides if value.shape == parameter.shape else layout_of(value)
         elsewhere = value.is_cuda or core.owns(value.data_ptr())

@@ -27,7 +27,7 @@ from . import arrivals, state_file
 from .host_update import HostUpdate, end_shared, refuse_capture
 from .masters import added_bytes, in_checkpoint
 from .parts import OfOptimizer, is_per_parameter, overlapping, part_of, update
-from .release import Release
+from .release import Release, processes
 from .states import States, acting, parameters_of, planning
 from .turns import MethodHook, Turn, ZeroGradHook
 
@@ -445,8 +445,15 @@ class PagedOptimizer(OfOptimizer):
         self._states.send(t for parameter in parameters for t in self._states.of(parameter))
 
     def _chunks(self, parameters: list[Tensor]) -> list[list[Tensor]]:
-        """Return parts in the order of the parameters: a chunk of state, or one parameter's."""
-        most = stats().budget_bytes // _CHUNKS
+        """Return parts in the order of the parameters: a chunk of state, or one parameter's.
+
+        All in one if some share memory, which each step of the update may read and write.
+        """
+        if overlapping(parameters):
+            return [parameters]
+        from ...base.native import core
+
+        most = core.stats(parameters[0].device.index)["budget_bytes"] // _CHUNKS
         chunks: list[list[Tensor]] = []
         room = 0
         for parameter in parameters:
@@ -570,8 +577,6 @@ def _unwrapped(optimizer: object) -> Optimizer:
 
 
 def _check_release(optimizer: Optimizer) -> None:
-    import torch.distributed as dist
-
     what = f"umem.page_optimizer({type(optimizer).__name__}, release_gradients=True)"
     if not is_per_parameter(optimizer):
         raise ConfigError(
@@ -582,10 +587,10 @@ def _check_release(optimizer: Optimizer) -> None:
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise ConfigError(f"{what}: its step is differentiable, and needs all gradients; allowed: "
                           "differentiable=False")  # fmt: skip
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if (ranks := processes()) > 1:
         raise ConfigError(
-            f"{what}: gradients are averaged over {dist.get_world_size()} processes after they "
-            "are ready; leave release_gradients out"
+            f"{what}: gradients are averaged over {ranks} processes after they are ready; leave "
+            "release_gradients out"
         )
 
 
@@ -610,7 +615,8 @@ def _check_host(optimizer: Optimizer, update: str, share: float, *, with_masters
             "which is known of torch.optim's classes other than LBFGS, with differentiable=False; "
             "leave update out"
         )
-    _check_room(optimizer, list(parameters_of(optimizer)), share, with_masters=with_masters)
+    trained = [p for p in parameters_of(optimizer) if _updatable(p)]
+    _check_room(optimizer, trained, share, with_masters=with_masters)
 
 
 def _check_room(

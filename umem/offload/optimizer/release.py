@@ -28,6 +28,13 @@ from .turns import Turn
 _log = logging.getLogger("umem")
 
 
+def processes() -> int:
+    """Return how many processes may average their gradients; 1 before they have a group."""
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 class Release(OfOptimizer):
     """Hooks on the parameters of an optimizer, including parameters that are added later.
 
@@ -123,9 +130,18 @@ class Release(OfOptimizer):
                 self._states.send(self._states.of(parameter))
 
     def _begin(self, of: int) -> None:
-        """Note a gradient of this pass. The program may have gone on after one that failed."""
+        """Note a gradient of this pass. The program may have gone on after one that failed.
+
+        Raises:
+            StateError: gradients are averaged over processes, which began after this was made.
+        """
         if of == self._pass:
             return
+        if (ranks := processes()) > 1:
+            raise StateError(
+                f"gradients are averaged over {ranks} processes after they are ready, and "
+                "release_gradients=True uses them before; leave it out"
+            )
         if self._failed and self._done:
             _log.warning(
                 "a backward pass failed after %d parameters had been updated by its gradients "

@@ -87,7 +87,7 @@ class StateFile:
 
     def holds(self, tensor: Tensor) -> bool:
         """Return whether the tensor's memory is a range of this file."""
-        return tensor.data_ptr() in self._ranges
+        return tensor.layout == torch.strided and tensor.data_ptr() in self._ranges
 
     def takes(self, tensor: Tensor) -> bool:
         """Return whether `keep` would move the tensor into the file."""

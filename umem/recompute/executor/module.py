@@ -237,7 +237,7 @@ class OptimizedModule:
         if self.budget.bytes is not None or self.budget.percent is not None:
             return self.budget
         if core.running():
-            return Budget(bytes=core.stats()["budget_bytes"])
+            return Budget(bytes=_stats(self.model)["budget_bytes"])
         if torch.cuda.is_available():
             free, _ = torch.cuda.mem_get_info()
             return Budget(bytes=free + torch.cuda.memory_reserved())
@@ -321,10 +321,16 @@ def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
     return tuple(parts), size
 
 
+def _stats(model: nn.Module) -> dict[str, int]:
+    """Return umem's figures of the model's device, or of all devices if it is on none."""
+    indices = (parameter.device.index for parameter in model.parameters())
+    return core.stats(next((index for index in indices if index is not None), None))
+
+
 def _outside(model: nn.Module, args: Any, kwargs: Any) -> int:
     """Return the device bytes outside of the model and its inputs, such as optimizer states."""
     if core.running():
-        live = core.stats()["live_bytes"]
+        live = _stats(model)["live_bytes"]
     elif torch.cuda.is_available():
         live = torch.cuda.memory_allocated()
     else:
