@@ -16,6 +16,7 @@ import _core_testing  # noqa: E402
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
 from umem.errors import ConfigError, StateError  # noqa: E402
+from umem.session import session  # noqa: E402
 
 MIB = 1 << 20
 
@@ -95,6 +96,14 @@ def test_policies_are_the_same_if_they_are_one_object() -> None:
         umem.enable(budget="32MiB", device="soft", policy=odd)
         with pytest.raises(StateError, match="policy=odd, but policy=odd was requested"):
             umem.enable(budget="32MiB", device="soft", policy=Odd())
+
+
+def test_a_new_budget_leaves_the_origins_of_other_options() -> None:
+    with umem.enable(budget="32MiB", device="soft", policy="lru"):
+        umem.set_budget("24MiB")
+        origins = session.require_session("a test").settings.origins
+        assert (origins["policy"], origins["budget"]) == ("policy=", "budget=")
+        assert origins["host_budget"] == "host_budget (default)"
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import io
+import itertools
 import sys
 import threading
 import time
@@ -34,7 +35,7 @@ import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
 from umem.base.units import MIB  # noqa: E402
 from umem.errors import StateError, UmemError  # noqa: E402
-from umem.policies import DeviceProfile, Plan, StepTrace  # noqa: E402
+from umem.policies import DeviceProfile, Plan, StepTrace, lowering  # noqa: E402
 from umem.session.recording_schedule import RecordingSchedule  # noqa: E402
 from umem.session.step_recording import StepRecording  # noqa: E402
 
@@ -484,10 +485,10 @@ class Doing:
         return Plan(trace)
 
 
-def _losses(policy: Doing | None, steps: int = 6) -> list[float]:
+def _losses(policy: Doing | str | None, steps: int = 6, budget: str = "24MiB") -> list[float]:
     umem.disable()
     if policy is not None:
-        umem.enable(device="soft", budget="24MiB", policy=policy)
+        umem.enable(device="soft", budget=budget, policy=policy)
     torch.manual_seed(0)
     net = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -528,6 +529,27 @@ def test_a_plan_for_a_budget_that_changed_meanwhile_is_dropped() -> None:
     assert umem.stats().budget_bytes == 24 * MIB
     umem.disable()
     assert found == _losses(None, steps=12)
+
+
+def test_a_budget_that_changes_while_a_plan_is_replaced_drops_the_plan(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    real, calls = lowering.lower, itertools.count()
+
+    def lower(*args: Any) -> Any:
+        made = real(*args)
+        if next(calls) == 1:  # for the trial of the first plan's second choice
+            umem.set_budget("10MiB")
+        return made
+
+    monkeypatch.setattr(lowering, "lower", lower)
+    with caplog.at_level("WARNING", "umem"):
+        found = _losses("auto", steps=24, budget="8MiB")
+    assert next(calls) > 2  # it planned again
+    assert umem.stats().budget_bytes == 10 * MIB
+    assert "falling back" not in caplog.text
+    umem.disable()
+    assert found == _losses(None, steps=24)
 
 
 def test_the_python_observer_stays_while_an_operator_runs() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..base.native import core
+from ..errors import ConfigError
 from .plan_judge import Choice
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ class InstalledPlans:
 
     def clear(self) -> None:
         """Forget all plans."""
+        self._plans.clear()  # first: `_change` takes a plan that is here for one of native code
         core.clear_plans(self._device)
-        self._plans.clear()
 
     def install(
         self, columns: Columns, plan: Plan, spare: SparePlan | None, step: PlannedStep,
@@ -94,13 +95,8 @@ class InstalledPlans:
                 continue
             known = self._plans[plan]
             drops = final and choice is Choice.NONE and not known.rolled_back
-            if drops:
-                core.roll_back_plan(plan, self._device)
-            else:
-                core.replace_plan(plan, known.columns(choice), self._device)
-            self._plans[plan] = known._replace(
-                choice=choice, rolled_back=known.rolled_back or drops
-            )
+            new = known._replace(choice=choice, rolled_back=known.rolled_back or drops)
+            self._change(plan, known, new, None if drops else known.columns(choice))
 
     def followed(self, number: int) -> tuple[PlannedStep, StepTrace] | None:
         """Return a plan's step, also as the policy got it; None if its steps do not follow it."""
@@ -109,6 +105,25 @@ class InstalledPlans:
 
     def replace(self, number: int, plan: Plan, spare: SparePlan | None, step: PlannedStep) -> None:
         """Replace a plan by another one for the same steps."""
-        made = self._plans[number]._replace(step=step, plan=plan, spare=spare)
-        core.replace_plan(number, made.columns(Choice.FIRST), self._device)
-        self._plans[number] = made
+        if (old := self._plans.get(number)) is not None:
+            made = old._replace(step=step, plan=plan, spare=spare)
+            self._change(number, old, made, made.columns(Choice.FIRST))
+
+    def _change(
+        self, number: int, old: _Installed, new: _Installed, columns: Columns | None
+    ) -> None:
+        """Let native code execute other columns, or with None roll the plan back.
+
+        Nothing is done if another thread or a signal handler has dropped all plans meanwhile, as a
+        new budget does.
+        """
+        try:
+            if columns is None:
+                core.roll_back_plan(number, self._device)
+            else:
+                core.replace_plan(number, columns, self._device)
+        except ConfigError:
+            if self._plans.get(number) is old:
+                raise
+        if self._plans.get(number) is old:
+            self._plans[number] = new
