@@ -7,6 +7,8 @@ import inspect
 import logging
 import os
 import pwd
+import tempfile
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -391,6 +393,32 @@ def test_the_cache_is_elsewhere_if_the_home_cannot_be_written(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     assert load(tmp_path).torch_ext_cache == tmp_path / f"umem-cache-{os.getuid()}"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_folders_that_another_user_may_not_enter_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # not in pytest's, which is for root alone
+        top = Path(folder)
+        for name, mode in ((".", 0o711), ("home", 0o700), ("work", 0o700), ("tmp", 0o777)):
+            (top / name).mkdir(exist_ok=True)
+            (top / name).chmod(mode)
+        monkeypatch.setenv("HOME", str(top / "home"))
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(top / "home" / "run"))
+        monkeypatch.setenv("TMPDIR", str(top / "tmp"))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        if (child := os.fork()) == 0:
+            try:
+                os.setuid(65534)
+                assert load(top / "work").torch_ext_cache == top / "tmp/umem-cache-65534"
+                assert config.runtime_directory() is None
+                os._exit(0)
+            except BaseException:  # noqa: BLE001 - ends this process
+                traceback.print_exc()
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.fixture

@@ -48,6 +48,8 @@ class Tensor:
 
 
 class Module:
+    handle, size = object(), 8  # as cuda.core's buffers have
+
     def __init__(self, **members: Tensor) -> None:
         self.members = members
 

@@ -167,6 +167,10 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "id true": (HEADER + '{"e":"alloc","id":true,"bytes":1}\n', "2: id is True, not an integer"),
     "id float": (HEADER + '{"e":"alloc","id":1.0,"bytes":1}\n', "2: id is 1.0, not an integer"),
     "id -1": (HEADER + '{"e":"alloc","id":-1,"bytes":1}\n', "2: id is -1; allowed: 0 to"),
+    "device 128": (
+        HEADER + '{"e":"alloc","id":1,"bytes":1,"device":128}\n',
+        "2: device is 128; allowed: 0 to",
+    ),
     "id 2^63": (HEADER + '{"e":"alloc","id":9223372036854775808,"bytes":1}\n', "2: id is 9223"),
     "id null": (HEADER + '{"e":"free","id":null}\n', "2: id is None, not an integer"),
     "bytes -1": (HEADER + '{"e":"alloc","id":1,"bytes":-1}\n', "2: bytes is -1; allowed"),

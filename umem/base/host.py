@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def memory_groups(root: Path = _CGROUP, own: Path = _OWN_CGROUP) -> list[Path]:
         elif "memory" in controllers.split(","):
             paths[root / "memory"] = around
     folders = (mount / inner for mount, around in paths.items() for inner in around)
-    return [folder for folder in folders if folder.is_dir()]
+    return [folder for folder in folders if os.path.isdir(folder)]
 
 
 def _limits(root: Path, own: Path) -> dict[Path, int]:

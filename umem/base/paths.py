@@ -1,4 +1,7 @@
-"""Output paths: checks before the work whose result they get, and files that appear whole."""
+"""Output paths: checks before the work whose result they get, and files that appear whole.
+
+They use `os.path`, because `Path.exists()` raises the error of a folder that it may not enter.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,16 @@ def check_folder(path: Path, option: str) -> None:
         ConfigError: its folder does not exist, or this process cannot write there.
     """
     folder = path.absolute().parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise ConfigError(f"{option} {path}: the folder does not exist; create it or name another")
-    if not can_hold(folder) and not (path.exists() and os.access(path, os.W_OK)):
+    if not can_hold(folder) and not (os.path.exists(path) and os.access(path, os.W_OK)):
         raise ConfigError(f"{option} {path}: this process cannot write there; name another folder")
 
 
 def can_hold(folder: Path) -> bool:
     """Return whether this process can write to the folder, which may have to be made first."""
-    found = next(path for path in (folder, *folder.parents) if path.exists())
-    return found.is_dir() and os.access(found, os.W_OK | os.X_OK)
+    found = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    return os.path.isdir(found) and os.access(found, os.W_OK | os.X_OK)
 
 
 @contextlib.contextmanager

@@ -193,7 +193,7 @@ def child_environment() -> dict[str, str]:
 def runtime_directory() -> Path | None:
     """Return this user's directory for sockets; None if the system made none."""
     text = os.environ.get("XDG_RUNTIME_DIR", "")
-    return Path(text) if text and Path(text).is_dir() else None
+    return Path(text) if text and os.path.isdir(text) else None
 
 
 _Layer = Iterator[tuple[Option, str, object]]
@@ -297,7 +297,8 @@ def _nearest_pyproject(directory: Path | None) -> Path | None:
     except FileNotFoundError:  # the working directory was deleted
         return None
     paths = (folder / "pyproject.toml" for folder in (start, *start.parents))
-    return next((path for path in paths if path.is_file()), None)
+    # Path.is_file() raises the error of a folder that this process cannot enter.
+    return next((path for path in paths if os.path.isfile(path)), None)
 
 
 def _umem_table(path: Path) -> dict[str, object]:

@@ -80,7 +80,7 @@ def _named(target: Any, name: str, what: str) -> Iterator[tuple[str, Any]]:
     if hasattr(target, "untyped_storage") and not hasattr(target, "__tensor_flatten__"):
         yield name, target
         return
-    if _span(target) is not None:
+    if not is_module(target) and _span(target) is not None:
         yield name, target
         return
     for key, value in _members(target, name, what):

@@ -12,6 +12,7 @@ from .ids import BlockId
 KIND = "umem-trace"
 VERSION = 1
 MAX_ID = (1 << 63) - 1
+MAX_DEVICE = 127  # of torch, whose numbers of devices have one byte
 MAX_BYTES = 1 << 60  # of one block
 MAX_LIVE_BYTES = 1 << 62  # of all blocks, so that no sum of theirs leaves 64 bits
 MAX_US = 1e15  # 31 years; sums of it stay finite
@@ -146,7 +147,7 @@ class Validator:
         _integer("bytes", alloc.bytes, MAX_BYTES)
         _text("tag", alloc.tag)
         _text("family", alloc.family)
-        _integer("device", alloc.device, MAX_ID)
+        _integer("device", alloc.device, MAX_DEVICE)
         if alloc.id in self.live:
             raise ValueError(f"id {alloc.id} is allocated twice without a free between")
         self.live_bytes += alloc.bytes
