@@ -271,9 +271,10 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
     with _lock:
         session = require_session("set_budget")
         asked = load({"budget": budget, "host_budget": host_budget})
-        host = session.settings.host_budget if host_budget is None else asked.host_budget
-        given = ["budget"] if host_budget is None else ["budget", "host_budget"]
-        origins = {**session.settings.origins, **{name: asked.origins[name] for name in given}}
+        host = session.settings.host_budget
+        origins = {**session.settings.origins, "budget": asked.origins["budget"]}
+        if host_budget is not None:
+            host, origins["host_budget"] = asked.host_budget, asked.origins["host_budget"]
         changed = dataclasses.replace(
             session.settings, budget=asked.budget, host_budget=host, origins=origins
         )
