@@ -34,4 +34,7 @@ def _say(text: str) -> None:
     import sys
 
     if sys.stderr is not None:  # cron closes it, and print would use stdout then
-        print(text, file=sys.stderr)
+        try:  # noqa: SIM105 - this imports only os
+            print(text, file=sys.stderr)
+        except (OSError, ValueError):  # a full disk, or a pipe that nobody reads
+            pass

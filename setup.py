@@ -17,6 +17,8 @@ class CMakeBuild(build_ext):
     """Runs CMake into the package directory of the wheel."""
 
     def run(self) -> None:
+        if self.editable_mode:
+            raise SystemExit("umem is not built in place; install it without -e: pip install .")
         try:
             import pybind11
         except ImportError:
@@ -33,6 +35,9 @@ class CMakeBuild(build_ext):
             "pybind11_DIR": pybind11.get_cmake_dir(),
             "UMEM_VERSION": self.distribution.get_version(),
         }
+        cache = tree / "CMakeCache.txt"
+        if cache.exists() and f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT}\n" not in cache.read_text():
+            shutil.rmtree(tree)  # the folder was moved or copied, and CMake would refuse it
         flags = [f"-D{name}={value}" for name, value in settings.items()]
         cmake = ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(tree), *flags]
         subprocess.run(cmake, check=True)

@@ -92,6 +92,13 @@ def test_a_bad_option_is_one_warning_and_torch_works(
 
 
 @needs_torch
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_warning_that_cannot_be_written_breaks_nothing(tmp_path: Path) -> None:
+    code = "import sys; sys.stderr = open('/dev/full', 'w', buffering=1); import torch; print(1)"
+    assert python(code, tmp_path, UMEM="1", UMEM_BUDGET="banana").stdout == "1\n"
+
+
+@needs_torch
 def test_strict_ends_the_program_with_one_line(tmp_path: Path) -> None:
     done = python("import torch", tmp_path, UMEM="1", UMEM_STRICT="1", UMEM_BUDGET="banana")
     assert done.returncode == 2

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support import schemas
 
-from umem.cli import doctor, main
+from umem.cli import doctor, main, run_report
 from umem.cli.run import misplaced
 from umem.policies import registry
 
@@ -146,6 +146,8 @@ def test_options_after_a_script_that_knows_none_are_pointed_out(tmp_path: Path) 
     assert misplaced(given) == ["--host-budget"]
     assert misplaced(["-m", "x", "--budget"]) == []
     assert misplaced([str(tmp_path), "--budget"]) == []
+    os.mkfifo(tmp_path / "pipe")  # to read it would take what the program is to read
+    assert misplaced([str(tmp_path / "pipe"), "--budget"]) == []
 
 
 def test_run_says_that_torch_would_not_find_umem(
@@ -262,6 +264,24 @@ def test_two_traces_of_a_run_are_an_error(
     assert main([*words.split(), "train.py"]) == 2
     assert reason in capsys.readouterr().err
     assert not started
+
+
+def test_a_child_killed_by_a_signal_without_a_name_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-c", "import os; os.kill(os.getpid(), 40)"]
+    assert run_report.run(command, dict(os.environ), tmp_path / "r.html", {}) == 128 + 40
+    assert "umem run: the program ended with signal 40\n" in capsys.readouterr().err
+
+
+def test_a_deleted_working_directory_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["report", "t.jsonl", "--out", "r.html"]) == 2
+    assert "the working directory was deleted" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -372,6 +373,21 @@ def test_the_command_prints_its_table_and_writes_its_files(
     )  # fmt: skip
     assert (tmp_path / "umem-demo.png").stat().st_size > 10_000
     assert "umem demo: gpt, auto, 1/8 of its peak" in (tmp_path / "demo.html").read_text("utf-8")
+
+
+def test_the_table_is_there_before_files_that_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib draws the demo's picture")
+    monkeypatch.setattr(runner, "WorkerProcess", spoilt(""))
+    (tmp_path / "demo.png").mkdir()
+    words = ["demo", "--quick", "--workload", "gpt", "--plot", str(tmp_path / "demo.png")]
+    assert cli.main(words) == 2
+    out, err = capsys.readouterr()
+    assert out.endswith("---\n")  # of the table
+    assert err.endswith("demo.png: Is a directory; name a file that can be written\n")
+    assert cli.main([*words, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["good"]
 
 
 def test_no_report_is_written_about_a_run_that_failed(

@@ -37,6 +37,7 @@ def about() -> dict[str, str]:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The directory of sockets; serving stops at the end."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     yield tmp_path / "umem"
     server.stop()
 
@@ -202,12 +203,31 @@ def test_a_file_at_the_path_stays(home: Path) -> None:
 def test_paths_that_cannot_be(home: Path, tmp_path: Path) -> None:
     home.mkdir(0o700)
     with pytest.raises(ConfigError, match="longer than the 107 bytes"):
-        server.start(home / ("x" * 120), about)
+        server.start(home / ("x" * (107 - len(str(home)))), about)
     with pytest.raises(ConfigError, match="No such file"):
         server.start(tmp_path / "none" / "x.sock", about)
     tmp_path.chmod(0o755)
     with pytest.raises(ConfigError, match="chmod 700"):
         server.start(tmp_path / "x.sock", about)
+
+
+def test_a_process_without_a_runtime_directory_is_found_too(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as cron:
+        cron.delenv("XDG_RUNTIME_DIR")
+        server.start(True, about)
+    found = tmp_path / f"umem-{os.getuid()}" / f"{os.getpid()}.sock"
+    assert server.running() == [found]
+    found.parent.chmod(0o755)
+    assert server.running() == []
+
+
+def test_the_longest_path_is_taken(home: Path) -> None:
+    home.mkdir(0o700)
+    path = home / ("x" * (106 - len(str(home))))
+    server.start(path, about)
+    assert server.ask(path)["pid"] == os.getpid()
 
 
 def test_a_client_that_says_nothing_and_one_that_leaves(home: Path) -> None:

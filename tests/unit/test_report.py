@@ -537,6 +537,10 @@ def test_the_command_writes_a_page_and_says_where(
     assert [row["policy"] for row in data["policies"]].count("auto") == 1
     assert data["findings"][0]["text"] in printed
     assert all(row["origin"] == "not recorded" for row in data["top"])
+    (tmp_path / "t.html").unlink()
+    assert main(["report", str(trace), "--compare", "luru"]) == 2
+    assert "luru" in capsys.readouterr().err
+    assert not (tmp_path / "t.html").exists()
 
 
 def test_a_traces_module_and_line_are_shown(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +45,8 @@ def replacing(target: Path, refused: type[UmemError]) -> Iterator[Path]:
         refused: the file cannot be written, or the body raises it, with the path named `target`.
     """
     place = Path(os.path.realpath(target))
-    part = place.with_name(f".{os.getpid()}.{target.name}")  # the suffix is kept
+    # Processes of two containers may have one number. The suffix is kept.
+    part = place.with_name(f".{secrets.token_hex(4)}.{target.name}")
     if _is_written_itself(place):
         part = target
     try:

@@ -124,6 +124,12 @@ def _run(given: list[str] | None, until_end: contextlib.ExitStack) -> int:
     except UmemError as error:
         print(f"umem {args.command}: {error}", file=sys.stderr)
         return 2
+    except FileNotFoundError as error:
+        if error.filename is not None:
+            raise
+        print(f"umem {args.command}: the working directory was deleted; go to another",
+              file=sys.stderr)  # fmt: skip
+        return 2
     except KeyboardInterrupt:
         return 130
 

@@ -71,23 +71,30 @@ def main(args: argparse.Namespace) -> int:
             folder = tempfile.TemporaryDirectory(prefix="umem-demo-")
             traces = Path(stack.enter_context(folder))
         rows = _run(plan, traces, sys.stderr if args.json else sys.stdout)
+        bad = sum(not row.good for row in rows)
+        from umem.demo import table
+
+        # Before the files, which may fail.
+        print(_as_json(plan, rows, picture) if args.json else f"\n{table.render(rows)}", flush=True)
         if picture is not None:
             from umem.demo import plot
 
             plot.draw(rows, picture)
         if traces is not None:
             _write_report(plan, rows, traces, args.report)
-    bad = sum(not row.good for row in rows)
-    if args.json:
-        found = {"good": not bad, "plan": dataclasses.asdict(plan)}
-        found |= {
-            "rows": [row.as_dict() for row in rows],
-            "plot": str(picture) if picture else None,
-        }
-        print(json.dumps(found, indent=1))
-    else:
+    if not args.json:
         _print(rows, picture, args.report, bad)
     return 1 if bad else 0
+
+
+def _as_json(plan: DemoPlan, rows: Sequence[DemoRow], picture: Path | None) -> str:
+    found = {
+        "good": all(row.good for row in rows),
+        "plan": dataclasses.asdict(plan),
+        "rows": [row.as_dict() for row in rows],
+        "plot": str(picture) if picture else None,
+    }
+    return json.dumps(found, indent=1)
 
 
 def _run(plan: DemoPlan, traces: Path | None, stream: TextIO) -> list[DemoRow]:
@@ -107,9 +114,6 @@ def _run(plan: DemoPlan, traces: Path | None, stream: TextIO) -> list[DemoRow]:
 
 
 def _print(rows: Sequence[DemoRow], picture: Path | None, report: Path | None, bad: int) -> None:
-    from umem.demo import table
-
-    print(f"\n{table.render(rows)}")
     print(f"Resident bytes over time: {picture}")
     if report is not None:
         print(f"Report of a step of each workload: {report}")

@@ -12,7 +12,7 @@ from ..config.parsers import SHARE_ALLOWED
 from ..errors import ConfigError
 from ..policies import registry
 from . import replay
-from .base import add_device, add_host_budget, device_of, host_budget_of
+from .base import add_device, add_host_budget, device_of, host_budget_of, policies_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,12 +75,13 @@ def main(args: argparse.Namespace) -> int:
 
     page.check(out, "--out")
     registry.make(args.policy)
+    compare = args.compare and policies_of(args.compare, registry.names())
     named = args.device is not None or args.profile is not None
     content = of_trace(
         args.trace,
         args.budget,
         args.policy,
-        compare=args.compare,
+        compare=compare,
         host_budget=host_budget_of(args.host_budget),
         shares=replay.shares_of(args.optimizer),
         device=device_of(args) if named else None,

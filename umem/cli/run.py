@@ -87,7 +87,8 @@ def misplaced(program: list[str]) -> list[str]:
     """Return umem's options that follow a script whose text does not mention them."""
     flags = {option.flag for option in SETTABLE}
     given = [flag for word in program[1:] if (flag := word.partition("=")[0]) in flags]
-    if not given or program[0] == "-m":
+    # A pipe, such as `<(...)` of a shell, cannot be read twice.
+    if not given or not os.path.isfile(program[0]):
         return []
     try:
         text = Path(program[0]).read_text(encoding="utf-8", errors="replace")
@@ -137,7 +138,6 @@ def _is_there(name: str) -> bool:
 def _is_native(name: str) -> bool:
     """Return whether the file is a binary, or a script of another language than Python."""
     path = Path(name)
-    # A pipe, such as `<(...)` of a shell, cannot be read twice.
     if path.suffix == ".py" or not path.is_file() or not os.access(name, os.X_OK):
         return False
     try:

@@ -48,7 +48,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="umem-report-") as folder:
         trace = Path(folder, "trace.jsonl.gz")
         code = _program(command, {**environment, "UMEM_TRACE": str(trace)})
-        ended = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        ended = f"exit code {code}" if code >= 0 else _signal(-code)
         if code:
             print(f"umem run: the program ended with {ended}", file=sys.stderr)
         try:
@@ -59,6 +59,13 @@ def run(
     of = " of the last whole step" if code else ""
     print(f"umem run: report{of}: {page}", file=sys.stderr)
     return _exit_code(code)
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time ones have no name
+        return f"signal {number}"
 
 
 @contextlib.contextmanager

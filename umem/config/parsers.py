@@ -189,7 +189,7 @@ def parse_top(text: str) -> bool | Path:
         return parse_switch(text)
     except ValueError:
         if "/" in text:
-            return parse_path(text)
+            return parse_path(text).absolute()  # whatever folder the program works in later
         raise
 
 

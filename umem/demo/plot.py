@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from umem.base import extras
-from umem.base.paths import check_folder
+from umem.base.paths import check_folder, replacing
 from umem.base.units import MIB
 from umem.errors import ConfigError
 
@@ -31,6 +31,7 @@ def draw(rows: Sequence[DemoRow], path: Path) -> None:
     """Draw a row of panels per workload, one per budget, to `path`; the suffix gives the format.
 
     Raises:
+        ConfigError: the file cannot be written.
         NotSupportedError: matplotlib is not installed.
     """
     names = list(dict.fromkeys(row.workload for row in rows))
@@ -45,7 +46,8 @@ def draw(rows: Sequence[DemoRow], path: Path) -> None:
     columns = min(len(labels), 2 * len(fractions))  # more would not fit below the panels
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
     figure.suptitle("Resident bytes over time against the budget")
-    figure.savefig(path, dpi=110)
+    with replacing(path, ConfigError) as part:
+        figure.savefig(part, dpi=110)
 
 
 def _draw(runs: Sequence[DemoRow], axes: Any) -> None:

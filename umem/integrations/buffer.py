@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, StateError
@@ -47,6 +48,11 @@ class Buffer:
         nbytes = self.dtype.itemsize
         for n in self.shape:
             nbytes *= n
+        if nbytes > sys.maxsize:
+            raise ConfigError(
+                f"umem.Buffer({shape!r}, {str(self.dtype)!r}): {nbytes} bytes; allowed: up to "
+                f"{sys.maxsize}"
+            )
         self.nbytes = nbytes
         self._block = ExternalBlock(nbytes, "Buffer", device, stream)
         self.device = device

@@ -47,7 +47,11 @@ class EndedError(StateError):
 def directory() -> Path:
     """Return the directory of sockets that were given no path."""
     home = settings.runtime_directory()
-    return home / "umem" if home else Path(tempfile.gettempdir()) / f"umem-{os.getuid()}"
+    return home / "umem" if home else _temporary()
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir()) / f"umem-{os.getuid()}"
 
 
 def start(top: bool | Path, about: Callable[[], dict[str, str]]) -> None:
@@ -99,7 +103,8 @@ def _make(path: Path | None, about: Callable[[], dict[str, str]]) -> Server:
     try:
         return Server(path, about)
     except OSError as error:
-        raise _refusal(f"{error.filename or path}: {error.strerror or error}") from None
+        name = error.filename2 or error.filename or path
+        raise _refusal(f"{name}: {error.strerror or error}") from None
 
 
 class Server:
@@ -204,15 +209,21 @@ def ask(path: Path) -> dict[str, Any]:
 
 def running() -> list[Path]:
     """Return the sockets of this user's processes that answer, oldest first; remove the others."""
-    folder = directory()
-    if not os.path.lexists(folder):
-        return []
-    _check_private(folder)
-    remove_stale(folder)
     found = []
-    for path in folder.glob(f"*{_SUFFIX}"):
-        with contextlib.suppress(FileNotFoundError):  # its process has just ended
-            found.append((path.stat().st_mtime, path))
+    # Processes that cron or a batch system started may lack a directory that a login shell has.
+    for folder in dict.fromkeys((directory(), _temporary())):
+        if not os.path.lexists(folder):
+            continue
+        try:
+            _check_private(folder)
+        except ConfigError:
+            if folder == directory():
+                raise
+            continue
+        remove_stale(folder)
+        for path in folder.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):  # its process has just ended
+                found.append((path.stat().st_mtime, path))
     return [path for _, path in sorted(found)]
 
 
@@ -265,8 +276,8 @@ def _bind_free(stem: Path) -> tuple[socket.socket, Path]:
 
 def _bind(path: Path) -> tuple[socket.socket, Path]:
     """Listen before the socket gets its name, so that no one takes it for a stale one."""
-    unnamed = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    if len(os.fsencode(unnamed)) > _LONGEST:
+    unnamed = path.with_name(f".{secrets.token_hex(4)}")
+    if max(len(os.fsencode(each)) for each in (path, unnamed)) > _LONGEST:
         raise OSError(36, f"longer than the {_LONGEST} bytes of a socket's path", str(path))
     made = socket.socket(socket.AF_UNIX)
     try:

@@ -393,7 +393,8 @@ def _link_flags(library_dir: Path, with_cuda: bool) -> list[str]:
     return [
         *(f"-L{path}" for path in (torch_lib, library_dir)),
         *("-ltorch_cpu", "-lc10", *(["-lc10_cuda"] if with_cuda else []), "-lumem"),
-        f"-Wl,-rpath,$ORIGIN:{library_dir}",
+        # Not by -Wl, which would split a path with a comma.
+        *("-Xlinker", "-rpath", "-Xlinker", f"$ORIGIN:{library_dir}"),
     ]
 
 

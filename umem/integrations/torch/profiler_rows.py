@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import os
 import re
+import secrets
 import shutil
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -115,7 +115,7 @@ def add_rows(path: Path, transfers: Sequence[Transfer]) -> None:
     path = path.resolve()  # keep a symbolic link
     if not path.is_file():  # reading a pipe would consume its data, or block
         raise ValueError("it is not a regular file")
-    part = path.with_name(f".{os.getpid()}.{path.name}")
+    part = path.with_name(f".{secrets.token_hex(4)}.{path.name}")
     with path.open("rb") as source:
         head = source.read(_HEAD)
         base, events = _BASE.search(head), _EVENTS.search(head)

@@ -80,7 +80,7 @@ def _of_index(path: Path) -> dict[str, FileTensor]:
 def _weight_map(path: Path) -> Mapping[str, str]:
     """Return the name of the file that each tensor is in."""
     try:
-        index: Any = json.loads(path.read_text())
+        index: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

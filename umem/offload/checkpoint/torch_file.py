@@ -94,10 +94,11 @@ class _Mapping(NamedTuple):
 def _mappings() -> list[_Mapping]:
     """Return the file mappings of this process (proc(5), /proc/pid/maps)."""
     found = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    # Names may have any bytes, and what other encodings take for the end of a line.
+    for line in Path("/proc/self/maps").read_bytes().splitlines():
         span, _, offset, _, inode = line.split(maxsplit=5)[:5]
-        if inode != "0":
-            begin, end = (int(address, 16) for address in span.split("-"))
+        if inode != b"0":
+            begin, end = (int(address, 16) for address in span.split(b"-"))
             found.append(_Mapping(begin, end, int(offset, 16)))
     return found
 
