@@ -120,8 +120,10 @@ static void cut_for_parts(State& s, Device& device, const Inputs& inputs) {
 static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& inputs, bool recorded) {
   DeviceLock lock(s.slot(ordinal));
   const bool asked = s.victim_callback != nullptr;
-  if (asked && lock.device() && !s.forked)
+  if (asked && lock.device() && !s.forked) {
+    const KeptAddresses kept;
     ask_victims_for_inputs(s, inputs.all, inputs.count, lock);
+  }
   if (!lock.device() || s.forked) return 0;
   Device& device = *lock.device();
   const residency::Ledger& ledger = device.engine.ledger();

@@ -71,6 +71,14 @@ std::size_t record_waiting(trace::Sink sink) {
   return RecorderLock(state())->waiting(sink);
 }
 
+KeptAddresses::KeptAddresses() {
+  kept_.swap(t_used);
+}
+
+KeptAddresses::~KeptAddresses() {
+  t_used.swap(kept_);
+}
+
 void begin_addresses(const Input* inputs, std::size_t count) {
   t_used.clear();
   for (std::size_t i = 0; i < count; ++i)

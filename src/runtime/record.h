@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/export.h"
 #include "base/status.h"
@@ -24,6 +25,17 @@ UMEM_API std::size_t record_waiting(trace::Sink sink);
 // lock.
 void begin_addresses(const Input* inputs, std::size_t count);
 void note_addresses(const State& s, const Device& device, const Input* inputs, std::size_t count);
+// Keeps the calling thread's addresses while a callback runs, whose own ops report theirs.
+class KeptAddresses {
+ public:
+  KeptAddresses();
+  ~KeptAddresses();
+  KeptAddresses(const KeptAddresses&) = delete;
+  KeptAddresses& operator=(const KeptAddresses&) = delete;
+
+ private:
+  std::vector<trace::Used> kept_;
+};
 // Called without a device's lock.
 void record_begin(State& s, Op& op);
 void record_end(State& s, Op& op, Op* parent, residency::Tag tag);

@@ -16,9 +16,10 @@ namespace umem::runtime {
 // have to run first before another device's lock is released.
 static void step_devices(State& s) {
   if (s.forked) return;
-  each_ordinal(s.opened, [&](int ordinal) { ++s.slot(ordinal).steps; });
-  if (!std::has_single_bit(s.opened.load())) return;
-  Slot& only = s.slot(std::countr_zero(s.opened.load()));
+  const DeviceMask opened = s.opened;  // once: another thread may close the last device
+  each_ordinal(opened, [&](int ordinal) { ++s.slot(ordinal).steps; });
+  if (!std::has_single_bit(opened)) return;
+  Slot& only = s.slot(std::countr_zero(opened));
   if (const DeviceLock lock(only, std::try_to_lock); lock.held()) end_steps(only);
 }
 

@@ -1,5 +1,7 @@
 #include "torch_ext/observer.h"
 
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
@@ -17,6 +19,7 @@
 #include <mutex>
 #include <span>
 #include <thread>
+#include <utility>
 
 #include "base/thread_role.h"
 #include "base/units.h"
@@ -70,7 +73,7 @@ bool is_whole(const c10::TensorImpl& tensor, const c10::Storage& storage) {
 }
 
 // Storage by storage, by the accessors that neither throw (fake tensors) nor copy (copy-on-write):
-// undefined, sparse, meta and wrapper tensors have no address and are passed over.
+// undefined, meta and wrapper tensors have no address and are passed over.
 void add_storage(const c10::TensorImpl& tensor, Reads& reads) {
   const c10::Storage& storage = tensor.unsafe_storage();
   if (!storage) return;
@@ -87,11 +90,30 @@ void add_storage(const c10::TensorImpl& tensor, Reads& reads) {
   if (used.on_gpu) reads.gpu = data.device().index();
 }
 
+// A sparse tensor consists of others. Fake ones have the layout and not the type.
+void add_tensor(const c10::TensorImpl& tensor, Reads& reads) {
+  const c10::DispatchKeySet keys = tensor.key_set();
+  if (keys.has_all(c10::sparse_ks)) {
+    const auto* coo = dynamic_cast<const at::SparseTensorImpl*>(&tensor);
+    if (!coo) return;
+    add_storage(*coo->indices().unsafeGetTensorImpl(), reads);
+    add_storage(*coo->values().unsafeGetTensorImpl(), reads);
+  } else if (keys.has_any(c10::sparse_csr_ks)) {
+    const auto* csr = dynamic_cast<const at::SparseCsrTensorImpl*>(&tensor);
+    if (!csr) return;
+    add_storage(*csr->compressed_indices().unsafeGetTensorImpl(), reads);
+    add_storage(*csr->plain_indices().unsafeGetTensorImpl(), reads);
+    add_storage(*csr->values().unsafeGetTensorImpl(), reads);
+  } else {
+    add_storage(tensor, reads);
+  }
+}
+
 // True if there is any tensor. Lists are homogeneous except for None, so the first other value ends
 // the scan of a list of sizes. Collectives take lists of lists.
 bool add_value(const c10::IValue& value, Reads& reads) {
   if (value.isTensor()) {
-    add_storage(*value.unsafeToTensorImpl(), reads);
+    add_tensor(*value.unsafeToTensorImpl(), reads);
     return true;
   }
   if (!value.isList()) return false;
@@ -229,10 +251,12 @@ void describe(OpRecord& record, const OpInfo& info, OpRecord* parent) {
 }
 
 void begin(ThreadState& state, OpRecord& record) {
-  const std::vector<runtime::Input>& inputs = state.inputs_of_op;
+  // A policy that is asked for victims may run ops, which use the thread's list, too.
+  std::vector<runtime::Input> inputs = std::exchange(state.inputs_of_op, {});
   state.ops.add(1);
   state.inputs.add(inputs.size());
   runtime::op_begin(&record.op, inputs.data(), inputs.size());
+  state.inputs_of_op = std::move(inputs);
   state.top = &record;
 }
 

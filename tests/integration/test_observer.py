@@ -107,6 +107,51 @@ def test_tensors_without_memory_pass_through(observer: str) -> None:
     assert indexed.tolist() == [[0, 2], [3, 5], [6, 8]]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")  # torch's, of invariants and of a beta
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("observer", ["native", "off"])
+@pytest.mark.usefixtures("one_thread")
+def test_the_parts_of_a_sparse_tensor_are_inputs(observer: str, layout: torch.layout) -> None:
+    with umem.enable(budget="48MiB", device="soft", policy="lru", observer=observer):
+        sparse = torch.ones(1, MIB).to_sparse(layout=layout)  # up to 20 MiB
+        others = [torch.ones(MIB) for _ in range(12)]
+        before = umem.stats().faults
+        double = sparse * 2.0
+        assert (umem.stats().faults > before) == (observer == "off")
+        del sparse, others, double
+
+
+class Asks:
+    """Victims that run operators of their own."""
+
+    name, asked = "asks", 0
+
+    def __init__(self) -> None:
+        self.parts = [torch.ones(16) for _ in range(300)]
+
+    def plan(self, *_: object) -> None:
+        return None
+
+    def victims(self, *_: object) -> list[int]:
+        self.asked += 1
+        torch.stack(self.parts)
+        return []
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_ops_of_a_policy_that_is_asked_leave_the_inputs_of_the_op_that_waits() -> None:
+    policy = Asks()
+    with umem.enable(budget="16MiB", device="soft", policy=policy):
+        one, other = torch.ones(MIB), torch.ones(MIB)
+        others = [torch.ones(MIB) for _ in range(4)]
+        before, asked = umem.stats().faults, policy.asked
+        total = one + other
+        assert policy.asked > asked
+        assert umem.stats().faults == before
+        assert bool((total == 2).all())
+        del one, other, others, total
+
+
 @BOTH
 @pytest.mark.usefixtures("one_thread")
 def test_an_op_that_raises_leaves_nothing_pinned(observer: str) -> None:

@@ -287,6 +287,9 @@ def _check_device(settings: Settings, kind: str) -> None:
     if settings.backing == "mapped" and settings.allocator == "pool":
         reason = "torch hands the blocks of a pool out again without telling umem"
         raise settings.refusal("backing", reason, "managed, or another allocator than pool")
+    if settings.backing == "mapped" and settings.observer in ("python", "off"):
+        reason = f"with observer={settings.observer}, the streams of operators are not known"
+        raise settings.refusal("backing", reason, "managed, or observer=native")
     if kind == "cuda" and wanted.bytes is not None and settings.guard:
         reason = "a smaller GPU is made by holding the rest of its memory, which the guard forbids"
         raise settings.refusal("device", reason, "cuda, or guard=off")
