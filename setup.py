@@ -24,7 +24,6 @@ class CMakeBuild(build_ext):
         except ImportError:
             needs = "'setuptools>=77' 'pybind11>=3' 'cmake>=3.24' ninja"
             raise SystemExit(f"--no-build-isolation needs: pip install {needs}") from None
-
         out = Path(self.build_lib).resolve()
         tree = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
         settings = {
@@ -39,8 +38,9 @@ class CMakeBuild(build_ext):
         if cache.exists() and f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT}\n" not in cache.read_text():
             shutil.rmtree(tree)  # the folder was moved or copied, and CMake would refuse it
         flags = [f"-D{name}={value}" for name, value in settings.items()]
-        cmake = ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(tree), *flags]
-        subprocess.run(cmake, check=True)
+        subprocess.run(
+            ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(tree), *flags], check=True
+        )
         subprocess.run(["cmake", "--build", str(tree), "-j", str(os.cpu_count())], check=True)
         subprocess.run(["cmake", "--install", str(tree), "--prefix", str(out)], check=True)
         if importlib.util.find_spec("torch") is not None:

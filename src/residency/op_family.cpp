@@ -27,6 +27,7 @@ constexpr Rule kRules[] = {
     {"rmsnorm", Family::kNorm},        {"linear", Family::kLinear},
     {"matmul", Family::kLinear},       {"einsum", Family::kLinear},
     {"lstm", Family::kLinear},         {"gru_cell", Family::kLinear},
+    {"grouped_mm", Family::kLinear},
 };
 
 constexpr std::string_view kLinear[] = {"mm",  "addmm", "bmm",  "baddbmm", "addbmm",

@@ -129,6 +129,7 @@ def test_what_a_buffer_refuses(program: Program) -> None:
     count = torch.cuda.device_count()
     raises(umem.ConfigError, f"0 to {count - 1}", lambda: umem.Buffer(4, device=count))
     raises(umem.ConfigError, "allowed", lambda: umem.Buffer(4, device=-1))
+    raises(umem.ConfigError, "allowed: up to", lambda: umem.Buffer(1 << 62, "float64"))
     raises(umem.NotSupportedError, "per-thread", lambda: umem.Buffer(4, stream=2))
     raises(TypeError, "is not a CUDA stream", lambda: umem.Buffer(4, stream="0"))
     raises(umem.OutOfMemoryError, "asked for 1024.00 GiB", lambda: umem.Buffer(1 << 40))

@@ -51,10 +51,10 @@ def list_models():
 def is_model(name):
     return name in list_models()
 
-def create_model(name):
+def create_model(name, num_classes=10):
     rate = torch.linspace(0, 0.1, 2)[1].item()  # as networks with stochastic depth read it
     return Net(nn.Flatten(), nn.Linear(192, {WIDTH}), nn.ReLU(), nn.Dropout(rate),
-               nn.Linear({WIDTH}, {WIDTH}), nn.ReLU(), nn.Linear({WIDTH}, 10))
+               nn.Linear({WIDTH}, {WIDTH}), nn.ReLU(), nn.Linear({WIDTH}, num_classes))
 """
 Plan = Callable[..., dict[str, Any]]
 
@@ -247,6 +247,44 @@ def gpt2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "config.json").write_text(json.dumps({**config, "n_positions": 128}))
     monkeypatch.chdir(tmp_path)
     return "config.json"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"], "n_layer": 1,
+         "n_embd": 64, "n_head": 2, "vocab_size": 128},  # has no token for padding
+        {"model_type": "xlnet", "n_layer": 1, "d_model": 64, "n_head": 2, "d_inner": 64,
+         "vocab_size": 128, "architectures": ["XLNetLMHeadModel"]},  # -1 positions
+        {"model_type": "yolos", "image_size": [32, 48], "hidden_size": 32, "num_hidden_layers": 1,
+         "num_attention_heads": 2, "intermediate_size": 32, "num_detection_tokens": 4,
+         "architectures": ["YolosModel"]},
+    ],
+    ids=lambda config: config["model_type"],
+)  # fmt: skip
+def test_unusual_configurations(config: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    source = networks.find(".", tmp_path)
+    assert (source.sequence or 1) > 0
+    shape = networks.Shape(2, source.sequence and 64)
+    made = training.record(source, shape, training.Setup("none"), whole_lists=True)
+    assert made.recording.steps > 1
+
+
+def test_weights_that_are_not_quantized_are_told(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    config = {"model_type": "gpt2", "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert networks.find(".", tmp_path).title.endswith(", its weights not quantized")
+
+
+@pytest.mark.usefixtures("plan")
+def test_a_configuration_of_timm_has_its_classes(tmp_path: Path) -> None:
+    config = {"architecture": "tiny_net", "num_classes": 30}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    net = networks.find("config.json", tmp_path).build(networks.Shape(2)).model
+    assert [*net.parameters()][-1].shape == (30,)
 
 
 def test_a_longer_sequence_gets_more_positions(

@@ -20,7 +20,8 @@ from torch.optim import optimizer as optimizers  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import umem  # noqa: E402
-from umem.capture import program, script  # noqa: E402
+from umem.base.native import core  # noqa: E402
+from umem.capture import flops, program, script  # noqa: E402
 from umem.capture.recording import OpCost, Recording  # noqa: E402
 from umem.errors import ConfigError, PlanError  # noqa: E402
 from umem.simulation.simulate import recorded_step  # noqa: E402
@@ -497,6 +498,49 @@ def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = sum(int(b) for b, t in zip(step.bytes, step.tags, strict=True) if t == "param")
     assert weights <= held < weights + 4 * 256
     assert "0.000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("steps", "products", "remarks"), [("01", 4, 1), ("010", 2, 2), ("0", 2, 2)]
+)
+def test_a_script_of_several_optimizers(
+    steps: str, products: int, remarks: int, tmp_path: Path
+) -> None:
+    """A step is one of all of them, or if they do not take turns, of any."""
+    path = tmp_path / "gan.py"
+    path.write_text(
+        "import sys, torch\n"
+        "nets = [torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)]\n"
+        "optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]\n"
+        "for _ in range(9):\n"
+        "    for which in map(int, sys.argv[1]):\n"
+        "        nets[which](torch.randn(8, 64)).sum().backward()\n"
+        "        optimizers[which].step()\n"
+        "        optimizers[which].zero_grad()\n"
+    )
+    recording = script.trace(path, [steps])
+    assert recording.steps == 3
+    found = [name for name in _step(recording).op_names if name in ("aten::addmm", "aten::mm")]
+    assert len(found) == products  # of a net forward, and of its weights backward
+    assert len(recording.remarks) == remarks
+
+
+def test_sparse_gradients_are_planned() -> None:
+    def make() -> Any:
+        net = nn.Sequential(nn.EmbeddingBag(64, 32, sparse=True), nn.Linear(32, 1))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        return net, optimizer, torch.zeros(8, 4, dtype=torch.long), lambda m, x: m(x).sum()
+
+    assert "aten::addmm" in _step(program.trace(make)).op_names
+
+
+def test_products_of_experts_are_counted() -> None:
+    rows, matrices = torch.zeros(96, 32), torch.zeros(4, 32, 16)
+    ends = torch.tensor([24, 48, 72, 96], dtype=torch.int32)
+    out = torch.zeros(96, 16)
+    args = (rows, matrices, ends)
+    assert flops.flops_of(torch.ops.aten._grouped_mm.default, args, {}, out) == 2 * 96 * 32 * 16
+    assert core.family_of("aten::_grouped_mm") == "linear"
 
 
 def test_a_script_that_ends_early(tmp_path: Path) -> None:

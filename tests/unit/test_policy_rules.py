@@ -51,6 +51,8 @@ def test_phases_by_names_by_tags_and_by_what_is_idle() -> None:
     assert phases(step(untold, ops)).backward == 3
     ops[2] = Op("c", [1], [2])
     assert phases(step(untold, ops)).backward == 2
+    ops[0] = Op("aten::_foreach_zero_", [], [0, 2])  # before forward
+    assert phases(step(untold, ops)).backward == 2
 
 
 def test_small_tensors_stay_while_the_largest_op_has_room() -> None:

@@ -100,7 +100,13 @@ def _rnn_layer_backward(args: Sequence[Any], out: Any) -> int:
     return 2 * _rnn_layer(args, out)
 
 
+def _grouped(args: Sequence[Any], out: Any) -> int:
+    """Return those of a mixture of experts: each row is multiplied by one expert's matrix."""
+    return 2 * int(args[0].numel()) * int(out.shape[-1])
+
+
 _FORMULAS = {
+    aten._grouped_mm: _grouped,
     aten._scaled_dot_product_flash_attention_for_cpu: _flash,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _flash_backward,
     aten.mkldnn_rnn_layer: _rnn_layer,

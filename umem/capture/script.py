@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import runpy
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import data
 from torch.utils._python_dispatch import _disable_current_modes
@@ -64,8 +66,9 @@ def trace(
         stack.enter_context(_arguments(path, arguments))
         for owner, name, value in (*_loaders(tracer.mode), *cuda_calls.present()):
             stack.enter_context(replaced(owner, name, value))
-        handle = register_optimizer_step_post_hook(_counter(tracer, steps))
-        stack.callback(handle.remove)
+        counter = _Counter(tracer, steps)
+        stack.enter_context(replaced(Optimizer, "__init__", counter.constructor()))
+        stack.callback(register_optimizer_step_post_hook(counter.stepped).remove)
         with explained("the script"), contextlib.suppress(_Enough, SystemExit):
             runpy.run_path(str(path), run_name="__main__")
         if tracer.recording.steps < steps:
@@ -78,15 +81,49 @@ def trace(
         return tracer.finish()
 
 
-def _counter(tracer: Tracer, steps: int) -> Callable[..., None]:
-    def stepped(*_args: object) -> None:
-        if tracer.scope.is_stepping():
-            return  # inside another's step
-        tracer.end_step()
-        if tracer.recording.steps >= steps:
-            raise _Enough
+class _Counter:
+    """Ends a step once each optimizer that the script has made has stepped.
 
-    return stepped
+    If one steps again before that, a step ends with each step of any of them from then on.
+
+    Args:
+        tracer: records the script.
+        steps: after which the script ends.
+    """
+
+    def __init__(self, tracer: Tracer, steps: int) -> None:
+        self._tracer, self._steps = tracer, steps
+        self._made = weakref.WeakSet[Optimizer]()
+        self._stepped: set[int] = set()  # ids, since the last end of a step
+        self._in_turn = True
+
+    def constructor(self) -> Callable[..., None]:
+        """Return the constructor of optimizers that notes them here."""
+        init = Optimizer.__init__
+
+        def construct(optimizer: Optimizer, *args: Any, **named: Any) -> None:
+            init(optimizer, *args, **named)
+            self._made.add(optimizer)
+
+        return construct
+
+    def stepped(self, optimizer: Optimizer, *_: object) -> None:
+        """Take the end of an optimizer's step."""
+        if self._tracer.scope.is_stepping():
+            self._made.discard(optimizer)  # inside another's step
+            return
+        if self._in_turn and id(optimizer) in self._stepped:
+            self._in_turn = False
+            self._tracer.remark(
+                "its optimizers do not step in turn: a step is what ends with a step of any of them"
+            )
+        self._stepped.add(id(optimizer))
+        if self._in_turn and any(id(each) not in self._stepped for each in self._made):
+            return
+        self._stepped.clear()
+        self._tracer.end_step()
+        if self._tracer.recording.steps >= self._steps:
+            raise _Enough
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import torch
 
 from ..errors import PlanError
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"  # not torchvision beside it
 # Packages between the user's program and its ops; networks of the demo count as programs.
 _OURS = tuple(f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("capture", "lint"))
 

@@ -82,16 +82,25 @@ class Tracer(DispatchMode):
         self._forward.clear()
 
     def tag(self, tensor: torch.Tensor, tag: str) -> None:
-        """Set the tag of a tensor; a block begins for one that is not known yet."""
+        """Set the tag of a tensor; a block begins for one that is not known yet.
+
+        A sparse tensor has no storage; those of its parts are results of operators.
+        """
+        if tensor.layout != torch.strided:
+            return
         self.recording.blocks[self.block(tensor)].tag = tag
 
     def made_in(self, tensor: torch.Tensor, module: str) -> None:
         """Set the module that a tensor belongs to, unless it is known."""
+        if tensor.layout != torch.strided:
+            return
         block = self.recording.blocks[self.block(tensor)]
         block.module = block.module or module
 
     def on_host(self, tensor: torch.Tensor, on_host: bool) -> None:
         """Set whether a tensor is in host memory."""
+        if tensor.layout != torch.strided:
+            return
         self.recording.blocks[self.block(tensor)].on_host = on_host
 
     @contextlib.contextmanager

@@ -110,7 +110,7 @@ def _of_file(path: Path) -> Source:
                 raise ConfigError(f"{path}: diffusers has no class {name!r}")
             return _diffusers(library, kind, config)
         case {"architecture": str(name)}:
-            return _timm(_load("timm"), name)
+            return _timm(_load("timm"), name, config)
         case {"model_type": str(kind)}:
             library = _load("transformers")
             if kind not in library.CONFIG_MAPPING:
@@ -157,12 +157,15 @@ def _names(library: str) -> list[str]:
 
 def _transformers(library: Any, config: Any, kind: Any = None) -> Source:
     kind = kind or _class_of(library, config)
-    positions = next((n for key in _POSITIONS if (n := getattr(config, key, None))), None)
+    counts = (getattr(config, key, None) for key in _POSITIONS)
+    positions = next((n for n in counts if isinstance(n, int) and n > 0), None)  # XLNet has -1
     text = kind.main_input_name == "input_ids"
 
     def build(shape: Shape) -> Network:
         mine = copy.deepcopy(config)
         mine.use_cache = False
+        if getattr(mine, "pad_token_id", None) is None:
+            mine.pad_token_id = 0  # classifiers of a text need one for several texts
         if mine.is_encoder_decoder and getattr(mine, "decoder_start_token_id", None) is None:
             mine.decoder_start_token_id = mine.pad_token_id or 0
         if positions is not None and (shape.sequence or 0) > positions:
@@ -173,6 +176,8 @@ def _transformers(library: Any, config: Any, kind: Any = None) -> Source:
         return Network(model, _labelled(model, shape), _with_names, _own_loss)
 
     title = f"{kind.__name__} of transformers {library.__version__}"
+    if getattr(config, "quantization_config", None):
+        title += ", its weights not quantized"
     default = min(positions or SEQUENCE, SEQUENCE) if text else None
     return Source(title, build, default, positions if text else None)
 
@@ -200,9 +205,13 @@ def _labelled(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
         if type(model).__name__.endswith(_BY_TOKEN):
             labels = torch.zeros_like(ids)
     elif model.main_input_name == "pixel_values":
-        side = shape.image or int(getattr(model.config, "image_size", IMAGE))
-        channels = getattr(model.config, "num_channels", 3)
-        given = {"pixel_values": torch.randn(shape.batch, channels, side, side)}
+        config = model.config
+        if not hasattr(config, "image_size"):
+            config = getattr(config, "vision_config", config)
+        found: Any = shape.image or getattr(config, "image_size", IMAGE)
+        sides = list(found) if isinstance(found, (list, tuple)) else [found, found]
+        channels = getattr(config, "num_channels", 3)
+        given = {"pixel_values": torch.randn(shape.batch, channels, *sides)}
     else:
         raise PlanError(
             f"{type(model).__name__} takes {model.main_input_name}; allowed: models of input_ids "
@@ -264,10 +273,17 @@ def _noised(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
     return {name: torch.randn(known[name]) for name in wanted}
 
 
-def _timm(library: Any, name: str) -> Source:
+def _timm(library: Any, name: str, config: Mapping[str, Any] | None = None) -> Source:
+    """Return a model of timm, with the classes, arguments and pictures of a `config.json`."""
+    config = config or {}
+    options = {key: config[key] for key in ("num_classes",) if key in config}
+    options |= config.get("model_args") or {}
+    pictures = (config.get("pretrained_cfg") or {}).get("input_size")
+
     def build(shape: Shape) -> Network:
-        model = library.create_model(name)
-        channels, height, width = model.pretrained_cfg.get("input_size", (3, IMAGE, IMAGE))
+        model = library.create_model(name, **options)
+        known = pictures or model.pretrained_cfg.get("input_size", (3, IMAGE, IMAGE))
+        channels, height, width = known
         if shape.image is not None:
             height = width = shape.image
         return _pictures(model, shape.batch, (channels, height, width))

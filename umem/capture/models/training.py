@@ -109,7 +109,12 @@ def record(source: Source, shape: Shape, how: Setup, *, whole_lists: bool) -> Re
         recorder.constants = False
         return made
 
-    recording = program.trace(make, recorder=recorder, whole_lists=whole_lists)
+    try:
+        recording = program.trace(make, recorder=recorder, whole_lists=whole_lists)
+    except PlanError as error:
+        if how.in_precision == "amp" and "BF16" in str(error):  # products of experts
+            raise PlanError(f"{error}; with --precision bf16 its weights have that type") from None
+        raise
     return Recorded(recording, *sizes[:2], *([0] * (2 - len(sizes))))
 
 

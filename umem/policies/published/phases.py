@@ -21,13 +21,15 @@ class Phases(NamedTuple):
 def phases(trace: StepTrace) -> Phases:
     """Find the phases by the ops' names and the tensors' tags; without either by idle bytes.
 
-    Backward starts with the first op that is named so or writes a gradient. If no op tells, it
-    starts after the op over which the most bytes of transient tensors lie idle, because forward
-    leaves its activations there for backward.
+    Backward starts with the first op that is named so or writes a gradient, other than to zero it.
+    If no op tells, it starts after the op over which the most bytes of transient tensors lie idle,
+    because forward leaves its activations there for backward.
     """
     n = trace.n_ops
     named = [i for i, name in enumerate(trace.op_names) if "backward" in name.lower()]
-    told = [*named[:1], *_ops_of(trace, "grad", written=True)[:1].tolist()]
+    written = _ops_of(trace, "grad", written=True).tolist()
+    made = [i for i in written if "zero" not in trace.op_names[i].lower()]
+    told = [*named[:1], *made[:1]]
     backward = min(told, default=_turn(trace))
     updates = np.concatenate((_ops_of(trace, "optimizer"), _ops_of(trace, "param", written=True)))
     after = updates[updates >= backward]
