@@ -38,9 +38,7 @@ class CMakeBuild(build_ext):
         if cache.exists() and f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT}\n" not in cache.read_text():
             shutil.rmtree(tree)  # the folder was moved or copied, and CMake would refuse it
         flags = [f"-D{name}={value}" for name, value in settings.items()]
-        subprocess.run(
-            ["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(tree), *flags], check=True
-        )
+        subprocess.run(["cmake", "-GNinja", f"-S{ROOT}", f"-B{tree}", *flags], check=True)
         subprocess.run(["cmake", "--build", str(tree), "-j", str(os.cpu_count())], check=True)
         subprocess.run(["cmake", "--install", str(tree), "--prefix", str(out)], check=True)
         if importlib.util.find_spec("torch") is not None:
