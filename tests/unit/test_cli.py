@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from support import schemas
 
 from umem.cli import doctor, main, run_report
 from umem.cli.run import misplaced
+from umem.integrations.torch import build
 from umem.policies import registry
 
 
@@ -352,6 +354,20 @@ def test_signals_reach_the_program(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 42
     assert time.monotonic() - begin < 30
+
+
+def test_doctor_wants_the_extension_of_this_torch_or_a_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("CXX", "/no/compiler")
+    monkeypatch.setenv("UMEM_TORCH_EXT_CACHE", str(tmp_path))
+    monkeypatch.setenv("UMEM_DEVICE", "soft")
+    built = build.find_or_build(tmp_path)
+    assert doctor._verdict()["works"]
+    shutil.copy(built, tmp_path / doctor.EXTENSION.replace("*", "-of-another-torch"))
+    monkeypatch.setattr(build, "own_dirs", lambda: [tmp_path])
+    assert "/no/compiler" in doctor._verdict()["because"]
 
 
 def test_doctor_says_what_umem_would_do(tmp_path: Path) -> None:

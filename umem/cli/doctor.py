@@ -23,7 +23,7 @@ from ..base.version import __version__
 from ..config.options import BY_NAME, OPTIONS
 from ..config.parsers import Budget, Device
 from ..config.settings import load
-from ..errors import ConfigError, UmemError
+from ..errors import ConfigError, NotSupportedError, UmemError
 from . import doctor_cuda, doctor_disk, doctor_link
 from .base import Subparsers
 from .doctor_cuda import Facts
@@ -278,8 +278,12 @@ def _verdict() -> Facts:
             # `import torch` would choose it as well.
             settings = dataclasses.replace(settings, device=Device("soft"))
         options = native_options(settings, threads=1)
-        if not _extension()["built"]:
+        try:
             build.check_can_build(settings.torch_ext_cache)
+        except NotSupportedError:
+            if not _extension()["built"]:
+                raise
+            build.find_or_build(settings.torch_ext_cache)  # finds that for this torch, or says why
     except UmemError as error:
         return _cannot(str(error))
     facts = _cuda_verdict(settings) if options.device == "cuda" else _soft_verdict(options)
