@@ -21,7 +21,7 @@ static bool caches_ram(const State& s) {
 // Mapped memory is trimmed at the ends of steps only: here it would have to wait for copies, behind
 // which a callback may wait for the lock of Python that the caller of the free holds.
 static void trim_if_large(const State& s, Device& device) {
-  if (s.mapped()) return;
+  if (s.ranges.mapped()) return;
   const arena::Footprint footprint = device.arena.footprint();
   const bool empty = caches_ram(s) && footprint.live_bytes == 0;
   const std::size_t kept = empty ? 0 : device.max_live_bytes;
