@@ -18,8 +18,8 @@ static bool caches_ram(const State& s) {
 
 // A program whose shapes change leaves ranges that fit no request: the oldest of them are freed.
 // All are once nothing lives, if they are RAM.
-// Mapped memory is trimmed at the ends of steps only: here it would have to wait for copies, behind
-// which a callback may wait for the lock of Python that the caller of the free holds.
+// A free does not trim mapped memory: it would have to wait for copies, behind which a callback may
+// wait for the lock of Python that the caller of the free holds.
 static void trim_if_large(const State& s, Device& device) {
   if (s.ranges.mapped()) return;
   const arena::Footprint footprint = device.arena.footprint();

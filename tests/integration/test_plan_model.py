@@ -272,6 +272,23 @@ def test_unusual_configurations(config: dict[str, Any], tmp_path: Path) -> None:
     assert made.recording.steps > 1
 
 
+def test_weights_that_do_not_run_are_told() -> None:
+    def build(shape: networks.Shape) -> networks.Network:
+        net = nn.ModuleDict({"text": nn.Linear(8, 8), "picture": nn.Linear(8, 8)})
+        data = {"x": torch.randn(shape.batch, 8)}
+        return networks.Network(
+            net,
+            data,
+            lambda model, given: model.get_submodule("text")(given["x"]),
+            lambda out, _: out.sum(),
+        )
+
+    source, how = networks.Source("both", build), training.Setup("full")
+    made = training.record(source, networks.Shape(2), how, whole_lists=True)
+    (remark,) = made.recording.remarks
+    assert remark.startswith("0.0 M trained weights got no gradient")
+
+
 def test_weights_that_are_not_quantized_are_told(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     config = {"model_type": "gpt2", "quantization_config": {"quant_method": "gptq", "bits": 4}}

@@ -501,10 +501,11 @@ def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "products", "remarks"), [("01", 4, 1), ("010", 2, 2), ("0", 2, 2)]
+    ("steps", "recorded", "products", "remarks"),
+    [("01", 3, 4, 1), ("010", 3, 2, 2), ("0", 2, 2, 2)],
 )
 def test_a_script_of_several_optimizers(
-    steps: str, products: int, remarks: int, tmp_path: Path
+    steps: str, recorded: int, products: int, remarks: int, tmp_path: Path
 ) -> None:
     """A step is one of all of them, or if they do not take turns, of any."""
     path = tmp_path / "gan.py"
@@ -512,14 +513,14 @@ def test_a_script_of_several_optimizers(
         "import sys, torch\n"
         "nets = [torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)]\n"
         "optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]\n"
-        "for _ in range(9):\n"
+        "for _ in range(int(sys.argv[2])):\n"
         "    for which in map(int, sys.argv[1]):\n"
         "        nets[which](torch.randn(8, 64)).sum().backward()\n"
         "        optimizers[which].step()\n"
         "        optimizers[which].zero_grad()\n"
     )
-    recording = script.trace(path, [steps])
-    assert recording.steps == 3
+    recording = script.trace(path, [steps, "3"])
+    assert recording.steps == recorded
     found = [name for name in _step(recording).op_names if name in ("aten::addmm", "aten::mm")]
     assert len(found) == products  # of a net forward, and of its weights backward
     assert len(recording.remarks) == remarks
@@ -537,9 +538,12 @@ def test_sparse_gradients_are_planned() -> None:
 def test_products_of_experts_are_counted() -> None:
     rows, matrices = torch.zeros(96, 32), torch.zeros(4, 32, 16)
     ends = torch.tensor([24, 48, 72, 96], dtype=torch.int32)
+    turned = (torch.zeros(4, 16, 32), torch.zeros(32, 96), ends)  # by columns
     out = torch.zeros(96, 16)
     args = (rows, matrices, ends)
     assert flops.flops_of(torch.ops.aten._grouped_mm.default, args, {}, out) == 2 * 96 * 32 * 16
+    found = flops.flops_of(torch.ops.aten._grouped_mm.default, turned, {}, torch.zeros(16, 96))
+    assert found == 2 * 96 * 32 * 16
     assert core.family_of("aten::_grouped_mm") == "linear"
 
 
@@ -612,13 +616,12 @@ def _nested(path: Path, *inner: str) -> Recording:
         "    net(torch.randn(4, 8)).sum().backward()\n"
         "    outer.step()\n"
     )
-    recording = script.trace(path, [])
-    assert recording.steps == 3
-    return recording
+    return script.trace(path, [])
 
 
 def test_an_optimizer_within_another_ends_no_step(tmp_path: Path) -> None:
     recording = _nested(tmp_path / "nested.py", "inner.step()")
+    assert recording.steps == 3
     assert len(_named(recording, "addmm")) == 1  # in the last of them
     assert len(_named(recording, "add_")) == 2  # the updates of both
 
@@ -626,6 +629,7 @@ def test_an_optimizer_within_another_ends_no_step(tmp_path: Path) -> None:
 def test_a_step_that_raised_inside_of_another_is_over(tmp_path: Path) -> None:
     lines = ("try:", "    inner.step(fail)", "except ValueError:", "    pass")
     recording = _nested(tmp_path / "raising.py", *lines)
+    assert recording.steps == 2  # the first has two of outer: inner might have stepped
     ((_, cost),) = _named(recording, "addmm")
     assert cost.phase == "forward"
 

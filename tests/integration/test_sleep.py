@@ -258,6 +258,7 @@ def test_the_option_top_serves_while_umem_is_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with umem.enable(device="soft", budget="64MiB", top="on"):
         x = torch.ones(1 << 20)
         (path,) = server.running()

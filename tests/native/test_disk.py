@@ -324,7 +324,7 @@ def test_a_system_call_on_a_page_that_has_no_room_is_refused(
 def test_a_system_call_takes_a_page_whose_read_waits_for_a_frame(tmp_path: Path) -> None:
     with opened(4, str(tmp_path), 2) as driver:
         ptr = fill(driver, 8)
-        disk.delay(300_000, 0)
+        disk.delay(1_000_000, 0)
         driver.prefetch(ptr, 4, DEVICE)  # in the frames of the others, once these are written
         for page in range(7, 3, -1):  # which keep them
             check(driver, ptr, page, page)

@@ -412,13 +412,20 @@ def test_folders_that_another_user_may_not_enter_are_left_alone(
         if (child := os.fork()) == 0:
             try:
                 os.setuid(65534)
+                (top / "tmp").stat()
+            except OSError:
+                os._exit(77)
+            try:
                 assert load(top / "work").torch_ext_cache == top / "tmp/umem-cache-65534"
                 assert config.runtime_directory() is None
                 os._exit(0)
             except BaseException:  # noqa: BLE001 - ends this process
                 traceback.print_exc()
                 os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == 77:
+        pytest.skip("there is no other user, or no folder for all")
+    assert code == 0
 
 
 @pytest.fixture

@@ -81,6 +81,7 @@ def test_a_live_process_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     server.start(True, lambda: {"device": "soft:a100-pcie4", "policy": "lru", "allocator": ""})
     try:
         assert main(["top", "--metrics", "--all"]) == 0

@@ -219,6 +219,12 @@ def test_a_process_without_a_runtime_directory_is_found_too(
         server.start(True, about)
     found = tmp_path / f"umem-{os.getuid()}" / f"{os.getpid()}.sock"
     assert server.running() == [found]
+    home.mkdir(0o700)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(home / found.name))
+        other.listen()
+        with pytest.raises(StateError, match="has 2 sockets; name one: umem top --socket"):
+            server.find(str(os.getpid()))
     found.parent.chmod(0o755)
     assert server.running() == []
 

@@ -102,7 +102,10 @@ def _rnn_layer_backward(args: Sequence[Any], out: Any) -> int:
 
 def _grouped(args: Sequence[Any], out: Any) -> int:
     """Return those of a mixture of experts: each row is multiplied by one expert's matrix."""
-    return 2 * int(args[0].numel()) * int(out.shape[-1])
+    left, right = args[:2]
+    if left.dim() == 3 and right.dim() == 2:  # each column, by one expert's matrix
+        return 2 * int(out.numel()) * int(left.shape[-1])
+    return 2 * int(left.numel()) * int(out.shape[-1])
 
 
 _FORMULAS = {

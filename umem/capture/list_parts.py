@@ -68,7 +68,7 @@ def overlaps(tensors: Iterable[tuple[int, Tensor]]) -> set[int]:
     spans = sorted(
         (t.data_ptr(), t.data_ptr() + _span(t) * t.element_size(), number)
         for number, t in ((number, getattr(t, "_local_tensor", t)) for number, t in tensors)
-        if t.numel() and t.layout == torch.strided
+        if t.numel() and t.layout == torch.strided and t.data_ptr()  # wrappers have no memory
     )
     found: set[int] = set()
     end, last = 0, 0

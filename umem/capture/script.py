@@ -8,6 +8,7 @@ A function that returns the step gives a better plan (see `program.FORMS`).
 from __future__ import annotations
 
 import contextlib
+import gc
 import runpy
 import sys
 import weakref
@@ -47,11 +48,11 @@ def trace(
     recorder: Tracer | None = None,
     device: DeviceProfile | None = None,
 ) -> Recording:
-    """Run a script on fake tensors until an optimizer has stepped `steps` times.
+    """Run a script on fake tensors until its optimizers have stepped `steps` times.
 
     Args:
         path, arguments: the script and its command line.
-        steps: of an optimizer, after which the script is stopped.
+        steps: after which the script is stopped; `_Counter` says what one is.
         recorder: replaces the plain Tracer, to record more than memory.
         device: what the script is told about its GPU is that of this profile.
 
@@ -71,7 +72,7 @@ def trace(
         stack.callback(register_optimizer_step_post_hook(counter.stepped).remove)
         with explained("the script"), contextlib.suppress(_Enough, SystemExit):
             runpy.run_path(str(path), run_name="__main__")
-        if tracer.recording.steps < steps:
+        if tracer.recording.steps < counter.wanted:
             raise PlanError(
                 f"{path}: the script ended after {tracer.recording.steps} steps of an optimizer; "
                 f"planning needs {steps}: give it more data, or write a function that returns its "
@@ -92,7 +93,7 @@ class _Counter:
     """
 
     def __init__(self, tracer: Tracer, steps: int) -> None:
-        self._tracer, self._steps = tracer, steps
+        self._tracer, self.wanted = tracer, steps
         self._made = weakref.WeakSet[Optimizer]()
         self._stepped: set[int] = set()  # ids, since the last end of a step
         self._in_turn = True
@@ -114,16 +115,26 @@ class _Counter:
             return
         if self._in_turn and id(optimizer) in self._stepped:
             self._in_turn = False
+            # This step has the one before in it. At least one without such follows.
+            self.wanted = max(self.wanted - 1, self._tracer.recording.steps + 2)
             self._tracer.remark(
                 "its optimizers do not step in turn: a step is what ends with a step of any of them"
             )
         self._stepped.add(id(optimizer))
-        if self._in_turn and any(id(each) not in self._stepped for each in self._made):
+        if self._in_turn and self._others_follow():
             return
         self._stepped.clear()
         self._tracer.end_step()
-        if self._tracer.recording.steps >= self._steps:
+        if self._tracer.recording.steps >= self.wanted:
             raise _Enough
+
+    def _others_follow(self) -> bool:
+        def left() -> bool:
+            return any(id(each) not in self._stepped for each in self._made)
+
+        if left():
+            gc.collect()  # one that the script has dropped is a cycle
+        return left()
 
 
 @contextlib.contextmanager

@@ -231,10 +231,14 @@ def find(name: str) -> Path:
     """Return the socket of the name, or else that of the process of this number.
 
     Raises:
-        StateError: there is none.
+        StateError: there is none, or one in each directory.
     """
     # A process of the same number in a container that shares the directory has a suffix.
-    sockets = {path.stem: path for path in running()}
+    found = running()
+    sockets = {path.stem: path for path in found}
+    if len(named := [str(path) for path in found if path.stem == name]) > 1:
+        raise StateError(f"process {name} has {len(named)} sockets; name one: umem top --socket "
+                         f"{' or '.join(named)}")  # fmt: skip
     for stem in (name, *sockets):
         if stem in sockets and name in (stem, stem.split("-")[0]):
             return sockets[stem]

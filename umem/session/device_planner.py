@@ -228,8 +228,7 @@ class DevicePlanner:
         made, spare = self._made(trace, step, self._layouts.resident_of(plan))
         if made is None or self._clears != clears:
             return False
-        self._plans.replace(plan, made, spare, step)
-        return True
+        return self._plans.replace(plan, made, spare, step)
 
     def _made(
         self, trace: StepTrace, step: PlannedStep, resident: Layout | None

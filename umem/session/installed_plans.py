@@ -78,7 +78,8 @@ class InstalledPlans:
 
     def step_of(self, number: int) -> PlannedStep | None:
         """Return the recorded step that a plan was made from."""
-        return self._plans[number].step if number in self._plans else None
+        found = self._plans.get(number)
+        return found and found.step
 
     def follow(self, choice: Choice, number: int | None, *, final: bool) -> None:
         """Let the steps of a plan follow a choice.
@@ -91,9 +92,8 @@ class InstalledPlans:
         """
         present = core.plan_status(self._device)["plans"] if number is None else (number,)
         for plan in present:
-            if plan not in self._plans:
+            if (known := self._plans.get(plan)) is None:
                 continue
-            known = self._plans[plan]
             drops = final and choice is Choice.NONE and not known.rolled_back
             new = known._replace(choice=choice, rolled_back=known.rolled_back or drops)
             self._change(plan, known, new, None if drops else known.columns(choice))
@@ -103,19 +103,21 @@ class InstalledPlans:
         found = self._plans.get(number)
         return (found.step, found.trace) if found and found.choice is Choice.FIRST else None
 
-    def replace(self, number: int, plan: Plan, spare: SparePlan | None, step: PlannedStep) -> None:
-        """Replace a plan by another one for the same steps."""
-        if (old := self._plans.get(number)) is not None:
-            made = old._replace(step=step, plan=plan, spare=spare)
-            self._change(number, old, made, made.columns(Choice.FIRST))
+    def replace(self, number: int, plan: Plan, spare: SparePlan | None, step: PlannedStep) -> bool:
+        """Replace a plan by another one for the same steps; return whether it was still there."""
+        if (old := self._plans.get(number)) is None:
+            return False
+        made = old._replace(step=step, plan=plan, spare=spare)
+        return self._change(number, old, made, made.columns(Choice.FIRST))
 
     def _change(
         self, number: int, old: _Installed, new: _Installed, columns: Columns | None
-    ) -> None:
+    ) -> bool:
         """Let native code execute other columns, or with None roll the plan back.
 
-        Nothing is done if another thread or a signal handler has dropped all plans meanwhile, as a
-        new budget does.
+        Returns:
+            False if another thread or a signal handler has dropped all plans meanwhile, as a new
+            budget does.
         """
         try:
             if columns is None:
@@ -125,5 +127,7 @@ class InstalledPlans:
         except ConfigError:
             if self._plans.get(number) is old:
                 raise
-        if self._plans.get(number) is old:
-            self._plans[number] = new
+        if self._plans.get(number) is not old:
+            return False
+        self._plans[number] = new
+        return True

@@ -79,7 +79,10 @@ class TraceFile:
         self._thread.join()
         self._write(last=True)
         self._core.record_stop("file")
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:  # of what the system wrote late, as over a network
+            self._end(error)
 
     def _run(self) -> None:
         while not self._closed:

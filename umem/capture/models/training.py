@@ -28,6 +28,7 @@ OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adafactor": lambda weights: torch.optim.Adafactor(weights),
 }
 RANK = 16
+_FEW = 0.01  # share of the trained weights that may be without a gradient, as a token for masks
 ALL_LINEAR = "all-linear"
 
 
@@ -96,6 +97,7 @@ def record(source: Source, shape: Shape, how: Setup, *, whole_lists: bool) -> Re
         _peft()  # imported outside of fake tensors: it makes real ones
     recorder = Tracer()
     sizes: list[int] = []
+    trained: list[nn.Parameter] = []
     # Constructors read values that they computed, such as rates of dropout by layer.
     recorder.constants = True
 
@@ -104,8 +106,8 @@ def record(source: Source, shape: Shape, how: Setup, *, whole_lists: bool) -> Re
         sizes.append(sum(weight.numel() for weight in network.model.parameters()))
         made = program_of(network, how)
         if how.train != "none":
-            weights = made[0].parameters()
-            sizes.append(sum(weight.numel() for weight in weights if weight.requires_grad))
+            trained.extend(weight for weight in made[0].parameters() if weight.requires_grad)
+            sizes.append(sum(weight.numel() for weight in trained))
         recorder.constants = False
         return made
 
@@ -115,6 +117,12 @@ def record(source: Source, shape: Shape, how: Setup, *, whole_lists: bool) -> Re
         if how.in_precision == "amp" and "BF16" in str(error):  # products of experts
             raise PlanError(f"{error}; with --precision bf16 its weights have that type") from None
         raise
+    idle = sum(weight.numel() for weight in trained if weight.grad is None)
+    if idle > _FEW * sum(sizes[1:]):
+        recording.remarks.append(
+            f"{idle / 1e6:.1f} M trained weights got no gradient, and no state of an optimizer: a "
+            "part of the model, as for pictures, did not run"
+        )
     return Recorded(recording, *sizes[:2], *([0] * (2 - len(sizes))))
 
 
