@@ -491,6 +491,19 @@ def test_a_generator_of_the_programs_own() -> None:
     compare(forward, nn.Identity(), torch.rand(16))
 
 
+@pytest.mark.parametrize(
+    "draw", [torch.poisson, lambda rate, generator: torch.binomial(rate * 4, rate / 9, generator)]
+)
+def test_a_generator_that_is_not_given_by_its_name(draw: Callable[..., Tensor]) -> None:
+    generator, rate = torch.Generator(), torch.full((64,), 3.0)
+
+    def forward(_net: nn.Module, x: Tensor) -> Tensor:
+        return (x * draw(rate, generator.manual_seed(5))).sin() * (x * draw(rate, generator)).tanh()
+
+    tally = compare(forward, nn.Identity(), torch.rand(64))
+    assert tally.dropped > 0
+
+
 def test_without_gradients_nothing_is_dropped() -> None:
     net = transformer()
     x = torch.randn(2, 8, 32)

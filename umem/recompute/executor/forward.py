@@ -318,12 +318,14 @@ class _Dropping(DispatchMode):
         tensors = [*op_semantics.tensors([*args, *named.values()])]
         if not all(map(_is_plain, tensors)):
             raise _NotRepeatableError
-        device = tensors[0].device if tensors else torch.device(named.get("device") or "cpu")
         if not all(self._is_at_home(tensor.device) for tensor in tensors):
             raise _NotRepeatableError
         random = None
         if operator.random:
-            random = RandomState(device, named.get("generator"))
+            given = [*args, *named.values()]  # some ops take their generator by position
+            generator = next((each for each in given if isinstance(each, torch.Generator)), None)
+            device = named.get("device") or (tensors[0].device if tensors else "cpu")
+            random = RandomState(torch.device(device), generator)
         scratch = operator.statistics if operator.updates_statistics(args) else frozenset()
         free = self._rule.frees(self.counted - 1)  # it is counted already
         node = Node(operator, func, random, scratch, free)

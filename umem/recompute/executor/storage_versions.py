@@ -24,6 +24,7 @@ from ...errors import StateError
 
 READ, WRITE, SCRATCH = range(3)
 _of_default = locks.reentrant()  # it is the process's
+_of_random = locks.reentrant()  # and so are the default generators
 
 
 class Value:
@@ -169,12 +170,13 @@ class RandomState:
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Set the generator to this state within the context."""
-        now = self._get()
-        self._set(self.state)
-        try:
-            yield
-        finally:
-            self._set(now)
+        with _of_random:  # or another thread would take this state for the program's
+            now = self._get()
+            try:
+                self._set(self.state)
+                yield
+            finally:
+                self._set(now)
 
     def _get(self) -> torch.Tensor:
         if self.generator is not None:
@@ -251,8 +253,8 @@ def _default(dtype: torch.dtype) -> Iterator[None]:
         yield
         return
     with _of_default:
-        torch.set_default_dtype(dtype)
         try:
+            torch.set_default_dtype(dtype)
             yield
         finally:
             torch.set_default_dtype(now)
