@@ -238,6 +238,11 @@ def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield from tensors(value.values())
 
 
+def strided(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield those with a storage: a sparse tensor has none, but consists of others."""
+    return (tensor for tensor in tensors(values) if tensor.layout == torch.strided)
+
+
 def is_whole(tensor: torch.Tensor) -> bool:
     """Return whether the tensor has each element of its storage, and each once."""
     enough = tensor.numel() * tensor.itemsize >= tensor.untyped_storage().nbytes()

@@ -160,7 +160,7 @@ class Tracer(DispatchMode):
         # lift_fresh only wraps a literal.
         if operator.namespace in _NO_OPS or operator.bare == "lift_fresh":
             return None
-        inputs = [*strided([*args, *named.values()])]
+        inputs = [*op_semantics.strided([*args, *named.values()])]
         before = {self.block(tensor) for tensor in inputs}
         return OpCall(operator, func, args, named, inputs, before, phase)
 
@@ -171,9 +171,9 @@ class Tracer(DispatchMode):
         operator, func, args, named, inputs, known, phase = call
         tag, family = self.scope.result_tag(phase, inputs), operator.family
         on_host = self.scope.is_on_host(self.recording.blocks, known)
-        outputs = [*strided([out])]
+        outputs = [*op_semantics.strided([out])]
         made = [t for t in outputs if self.block(t, tag, family, on_host) not in known]
-        changed = [*strided(operator.written(args, named))]
+        changed = [*op_semantics.strided(operator.written(args, named))]
         if operator.makes_empty or not (made or changed or (inputs and not outputs)):
             return  # it made memory without data, or a view
         writes = [*made, *changed]
@@ -252,8 +252,3 @@ class Tracer(DispatchMode):
         if held is not None and held[0] == number:
             del self._live[key]
             self.recording.events.append(Free(number))
-
-
-def strided(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors with a storage, also those in lists, tuples and mappings."""
-    return (t for t in op_semantics.tensors(values) if t.layout == torch.strided)

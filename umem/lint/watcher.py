@@ -20,11 +20,11 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules import module as modules
 
-from ..capture import source_lines
+from ..capture import op_semantics, source_lines
 from ..capture.dispatch import FunctionMode
 from ..capture.fake_cuda import replaced
 from ..capture.recording import Recording
-from ..capture.tracer import OpCall, Tracer, strided
+from ..capture.tracer import OpCall, Tracer
 from ..trace.ids import BlockId, StorageKey
 from ..trace.schema import Op
 from .calls import NO_CALL, Call, CallNumber, call_of, in_place, way
@@ -175,8 +175,8 @@ class Watcher(Tracer):
         if len(events) == count or not isinstance(events[-1], Op):
             return
         operator, func, args, named, _, known, phase = call
-        made = [t for t in strided([out]) if self.block(t) not in known]
-        changed = [*strided(operator.written(args, named))]
+        made = [t for t in op_semantics.strided([out]) if self.block(t) not in known]
+        changed = [*op_semantics.strided(operator.written(args, named))]
         now, number = len(events) - 1, self._number()
         self.watched.values.note(func, (args, named), [*made, *changed], self.block, now)
         self._ops += 1
@@ -283,7 +283,7 @@ class _Functions(FunctionMode):
         """Call the function."""
         if getattr(func, "__name__", "") in _ASKS:
             return func(*args, **kwargs)
-        for tensor in strided([*args, *kwargs.values()]):
+        for tensor in op_semantics.strided([*args, *kwargs.values()]):
             self._watcher.touch(tensor)
         with self._watcher.calling(func, sys._getframe(1)):
             return func(*args, **kwargs)

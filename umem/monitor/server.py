@@ -209,15 +209,15 @@ def ask(path: Path) -> dict[str, Any]:
 
 def running() -> list[Path]:
     """Return the sockets of this user's processes that answer, oldest first; remove the others."""
-    found = []
+    found, own = [], directory()
     # Processes that cron or a batch system started may lack a directory that a login shell has.
-    for folder in dict.fromkeys((directory(), _temporary())):
+    for folder in dict.fromkeys((own, _temporary())):
         if not os.path.lexists(folder):
             continue
         try:
             _check_private(folder)
         except ConfigError:
-            if folder == directory():
+            if folder == own:
                 raise
             continue
         remove_stale(folder)

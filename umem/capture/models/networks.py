@@ -208,8 +208,7 @@ def _labelled(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
         config = model.config
         if not hasattr(config, "image_size"):
             config = getattr(config, "vision_config", config)
-        found: Any = shape.image or getattr(config, "image_size", IMAGE)
-        sides = list(found) if isinstance(found, (list, tuple)) else [found, found]
+        sides = _sides(shape.image or getattr(config, "image_size", IMAGE))
         channels = getattr(config, "num_channels", 3)
         given = {"pixel_values": torch.randn(shape.batch, channels, *sides)}
     else:
@@ -220,6 +219,11 @@ def _labelled(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
     if "labels" in inspect.signature(model.forward).parameters:
         given["labels"] = labels
     return given
+
+
+def _sides(side: Any) -> list[int]:
+    """Return the pixels of a picture's sides, of which a configuration has one or both."""
+    return list(side) if isinstance(side, (list, tuple)) else [side, side]
 
 
 def _with_names(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Any:
@@ -246,8 +250,7 @@ def _noised(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
     config, batch = model.config, shape.batch
     channels = config.get("in_channels") or 3
     side = shape.image or config.get("sample_size") or (IMAGE if channels == 3 else LATENT)
-    sides = list(side) if isinstance(side, (list, tuple)) else [side, side]
-    noise = [batch, channels, *sides]
+    noise = [batch, channels, *_sides(side)]
     widths = ("cross_attention_dim", "joint_attention_dim", "caption_channels")
     width = next((size for key in widths if (size := config.get(key))), 0)
     known = {
@@ -276,8 +279,9 @@ def _noised(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
 def _timm(library: Any, name: str, config: Mapping[str, Any] | None = None) -> Source:
     """Return a model of timm, with the classes, arguments and pictures of a `config.json`."""
     config = config or {}
-    options = {key: config[key] for key in ("num_classes",) if key in config}
-    options |= config.get("model_args") or {}
+    options = dict(config.get("model_args") or {})
+    if "num_classes" in config:
+        options.setdefault("num_classes", config["num_classes"])
     pictures = (config.get("pretrained_cfg") or {}).get("input_size")
 
     def build(shape: Shape) -> Network:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,9 +29,12 @@ class States(OfOptimizer):
         self._warned = False
 
     def of(self, parameter: Tensor) -> list[Tensor]:
-        """Return the state of the parameter that exists so far; a step may create it."""
+        """Return the state of the parameter that exists so far; a step may create it.
+
+        Without sparse tensors, such as the momentum of sparse gradients: they have no storage.
+        """
         state = self._optimizer.state
-        return _with_memory([state[parameter]]) if parameter in state else []
+        return list(op_semantics.strided([state[parameter]])) if parameter in state else []
 
     def bytes_of(self, parameter: Tensor) -> int:
         """Return the bytes of its state; before it exists, twice the parameter, as for Adam."""
@@ -42,7 +44,7 @@ class States(OfOptimizer):
     def all(self) -> list[Tensor]:
         """Return all state in the order of the parameters, then the state that belongs to none."""
         found = [t for p in parameters_of(self._optimizer) for t in self.of(p)]
-        return [*found, *_with_memory(self._optimizer.state.values())]
+        return [*found, *op_semantics.strided(self._optimizer.state.values())]
 
     def bring(self, parameters: Iterable[Tensor]) -> None:
         """Fetch the state and the other tensors of the update, as far as they fit.
@@ -52,7 +54,7 @@ class States(OfOptimizer):
         wanted: list[Tensor] = []
         for parameter in parameters:
             wanted += self.of(parameter)
-            wanted += _with_memory([parameter.detach(), parameter.grad])
+            wanted += op_semantics.strided([parameter.detach(), parameter.grad])
         try:
             hints.prefetch(wanted)
         except OutOfMemoryError:
@@ -83,11 +85,6 @@ class States(OfOptimizer):
             stays = at["tag"] == _SHARED or at["pins"] or at["exempt"]
             if not stays and at["evicted_bytes"] < part.nbytes:
                 yield part
-
-
-def _with_memory(values: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors in them but for sparse ones, such as a momentum of sparse gradients."""
-    return [t for t in op_semantics.tensors(values) if t.layout == torch.strided]
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:

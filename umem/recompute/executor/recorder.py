@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
+from ...capture import op_semantics
 from ...capture.dispatch import entered
 from ...capture.recording import OpCost
-from ...capture.tracer import Tracer, strided
+from ...capture.tracer import Tracer
 from ...trace.schema import Free, Op, Step
 from .forward import dropping
 
@@ -126,9 +127,9 @@ class StepRecorder(Tracer):
             self._noting(self._end_node, node, results)
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for tensor in strided([*model.parameters(), *model.buffers()]):
+        for tensor in op_semantics.strided([*model.parameters(), *model.buffers()]):
             self.tag(tensor, "param")
-        for tensor in strided(tree_leaves((args, kwargs))):
+        for tensor in op_semantics.strided(tree_leaves((args, kwargs))):
             self.tag(tensor, "input")
         self._tag_gradients()
 
@@ -172,7 +173,7 @@ class StepRecorder(Tracer):
         self.recording.events.append(Op(name, *unique, family=family))
 
     def _blocks(self, tensors: Any) -> list[BlockId]:
-        return [self.block(tensor, "temp") for tensor in strided([tensors])]
+        return [self.block(tensor, "temp") for tensor in op_semantics.strided([tensors])]
 
     def _died(self, key: StorageKey, number: BlockId) -> None:
         held = self._live.get(key)
@@ -214,7 +215,7 @@ class StepRecorder(Tracer):
     def _tag_gradients(self) -> None:
         model = self._model()
         if model is not None:
-            for tensor in strided(p.grad for p in model.parameters() if p.is_leaf):
+            for tensor in op_semantics.strided(p.grad for p in model.parameters() if p.is_leaf):
                 self.tag(tensor, "grad")
 
     def _noting(self, note: Callable[..., T], *given: Any) -> T | None:
