@@ -83,7 +83,7 @@ void* umem_alloc(ssize_t bytes, int device, void* stream) {
   runtime::Failure failure;
   void* ptr = runtime::allocate(size, device, reinterpret_cast<std::uintptr_t>(stream), &failure);
   if (ptr) return ptr;
-  if (static_cast<Code>(failure.code) == Code::kBadState) return plain_alloc(size, device);
+  if (static_cast<Code>(failure.code) == Code::kOff) return plain_alloc(size, device);
   if (is_out_of_memory(static_cast<Code>(failure.code)))  // libraries look for torch's words
     throw Error("CUDA out of memory. Tried to allocate " + format_bytes(size) + ". " +
                 failure.message);

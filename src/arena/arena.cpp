@@ -33,8 +33,9 @@ StatType stat_type(bool large) {
 Arena::~Arena() {
   const driver::CallScope scope(table_, place_);
   for (const auto& [ptr, pending] : pending_)
-    for (cu::CUevent event : pending.events) table_.cuEventDestroy(event);
-  for (cu::CUevent event : spare_events_) table_.cuEventDestroy(event);
+    for (const auto& [event, context] : pending.events) table_.cuEventDestroy(event);
+  for (const auto& [context, events] : spare_events_)
+    for (cu::CUevent event : events) table_.cuEventDestroy(event);
 }
 
 std::uint32_t Arena::pool_of(cu::CUstream stream) {
@@ -209,7 +210,6 @@ Result<Freed> Arena::free(void* ptr) {
   --slot.live;
   record(stats_.allocations, stat_type(large), -1);
   record(stats_.allocated_bytes, stat_type(large), -static_cast<std::int64_t>(bytes));
-  record(stats_.requested_bytes, stat_type(large), -static_cast<std::int64_t>(requested));
   notify(EventKind::kFreeRequested, reinterpret_cast<std::uintptr_t>(ptr), bytes, requested,
          slot.pool);
   if (!recorded_.empty()) {
@@ -239,6 +239,7 @@ void Arena::reclaim(void* ptr, RangeId range) {
   const bool emptied = slot.live == 0 && slot.pending == 0;
   record(stats_.active, stat_type(large), -1);
   record(stats_.active_bytes, stat_type(large), -static_cast<std::int64_t>(bytes));
+  record(stats_.requested_bytes, stat_type(large), -static_cast<std::int64_t>(requested));
   notify(EventKind::kFreeCompleted, reinterpret_cast<std::uintptr_t>(ptr), bytes, requested,
          slot.pool);
   put_back(ptr, range, bytes);
@@ -278,19 +279,25 @@ Status Arena::record_stream(void* ptr, cu::CUstream stream) {
 // for less.
 Status Arena::record_events(Pending& pending) {
   while (!pending.streams.empty()) {
+    const cu::CUstream stream = pending.streams.back();
+    // An event and its stream are of one device, which may be another one than the block's.
+    driver::Place there = place_;
+    cu::CUcontext context = nullptr;
+    if (place_.context && table_.cuStreamGetCtx(stream, &context) == cu::CUDA_SUCCESS)
+      there.context = context;
+    const driver::CallScope scope(table_, there);
     // An event recorded now would belong to the graph: a later poll records it.
-    if (driver::capturing(table_, place_, pending.streams.back())) return {};
-    if (spare_events_.empty()) {
+    if (driver::capturing(table_, there, stream)) return {};
+    std::vector<cu::CUevent>& spare = spare_events_[there.context];
+    if (spare.empty()) {
       cu::CUevent event = nullptr;
       UMEM_RETURN_IF_ERROR(
           check(table_.cuEventCreate(&event, cu::CU_EVENT_DISABLE_TIMING), Entry::cuEventCreate));
-      spare_events_.push_back(event);
+      spare.push_back(event);
     }
-    const cu::CUevent event = spare_events_.back();
-    UMEM_RETURN_IF_ERROR(
-        check(table_.cuEventRecord(event, pending.streams.back()), Entry::cuEventRecord));
-    spare_events_.pop_back();
-    pending.events.push_back(event);
+    UMEM_RETURN_IF_ERROR(check(table_.cuEventRecord(spare.back(), stream), Entry::cuEventRecord));
+    pending.events.push_back({spare.back(), there.context});
+    spare.pop_back();
     pending.streams.pop_back();
   }
   return {};
@@ -300,10 +307,11 @@ Status Arena::finished(Pending& pending, bool& done) {
   UMEM_RETURN_IF_ERROR(record_events(pending));
   if (!pending.streams.empty()) return {};
   while (!pending.events.empty()) {
-    const cu::CUresult result = table_.cuEventQuery(pending.events.back());
+    const auto [event, context] = pending.events.back();
+    const cu::CUresult result = table_.cuEventQuery(event);
     if (result == cu::CUDA_ERROR_NOT_READY) return {};
     UMEM_RETURN_IF_ERROR(check(result, Entry::cuEventQuery));
-    spare_events_.push_back(pending.events.back());
+    spare_events_[context].push_back(event);
     pending.events.pop_back();
   }
   done = true;
@@ -314,7 +322,7 @@ Status Arena::pending_events(std::vector<cu::CUevent>& events) {
   const driver::CallScope scope(table_, place_);
   for (auto& [ptr, pending] : pending_) {
     UMEM_RETURN_IF_ERROR(record_events(pending));
-    events.insert(events.end(), pending.events.begin(), pending.events.end());
+    for (const auto& [event, context] : pending.events) events.push_back(event);
   }
   return {};
 }

@@ -9,8 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "arena/layout.h"
@@ -133,7 +135,7 @@ class Arena {
   struct Pending {
     RangeId range = managed::kNoRange;
     std::vector<cu::CUstream> streams;  // streams whose event is still to be recorded
-    std::vector<cu::CUevent> events;
+    std::vector<std::pair<cu::CUevent, cu::CUcontext>> events;
   };
 
   bool empty(RangeId range) const { return slots_[range].live == 0 && slots_[range].pending == 0; }
@@ -171,7 +173,7 @@ class Arena {
   std::vector<std::unique_ptr<Pool>> pools_;
   std::unordered_map<void*, std::vector<cu::CUstream>> recorded_;
   std::unordered_map<void*, Pending> pending_;  // freed, but still in use on other streams
-  std::vector<cu::CUevent> spare_events_;
+  std::map<cu::CUcontext, std::vector<cu::CUevent>> spare_events_;
   std::unique_ptr<Layout> layout_;
   ArenaStats stats_;
   std::size_t cached_bytes_ = 0;

@@ -15,6 +15,7 @@ enum class Code : int {
   kOutOfHostMemory,
   kNotSupported,
   kBadState,
+  kOff,  // umem is not running
   kDriver,
 };
 

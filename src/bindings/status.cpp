@@ -17,6 +17,7 @@ const char* exception_of(Code code) {
     case Code::kNotSupported:
       return "NotSupportedError";
     case Code::kBadState:
+    case Code::kOff:
       return "StateError";
     case Code::kOk:
     case Code::kDriver:

@@ -14,17 +14,16 @@ struct Place {
   bool integrated = false;  // the device's memory is the host's
 };
 
-// For the duration of some driver calls: makes the place's context the calling thread's, and while
-// a graph is captured anywhere, allows this thread the calls that a capture forbids to all (they
-// touch no captured stream).
+// For the duration of some driver calls: makes the place's context the calling thread's, and allows
+// this thread the calls that a capture forbids to all (they touch no captured stream): another
+// thread may begin to capture a graph at any time.
 class CallScope {
  public:
   CallScope(const Table& table, const Place& place) : table_(table) {
     if (place.context == nullptr) return;
     if (table.cuCtxGetCurrent(&previous_) == CUDA_SUCCESS && previous_ != place.context)
       changed_ = table.cuCtxSetCurrent(place.context) == CUDA_SUCCESS;
-    if (place.captures && place.captures->load(std::memory_order_relaxed) > 0)
-      relaxed_ = table.cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
+    relaxed_ = table.cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
   }
   ~CallScope() {
     if (relaxed_) table_.cuThreadExchangeStreamCaptureMode(&mode_);

@@ -263,7 +263,7 @@ bool Moves::used_in_place(RangeId id) const {
 }
 
 Status Moves::prefetch(RangeId id) {
-  if (!state_.managed || !state_.ledger.away(id) || used_in_place(id)) return {};
+  if (!state_.managed || !state_.ledger.away(id)) return {};
   const CallScope scope(state_.table, state_.place);
   one_.assign(1, id);
   if (!state_.active())  // mapped memory is in its place then

@@ -16,6 +16,7 @@ namespace {
 
 // Making host memory takes 7 ms for 32 MiB: this much is kept for other units of the same size.
 constexpr std::size_t kMostSpare = GiB;
+constexpr int kMostNodes = 8;  // of NUMA, that are tried for host memory
 
 cu::CUmemAllocationProp properties(cu::CUmemLocationType type, int id) {
   cu::CUmemAllocationProp made{};
@@ -164,17 +165,29 @@ Status MappedMemory::take_host(Chunk& chunk) {
   return make_host(chunk, chunk.host);
 }
 
+// Memory of the nearest NUMA node, or of another one if that has none or may not be used.
+cu::CUresult MappedMemory::create_host(const Chunk& chunk, Handle& memory) {
+  const auto create = [&](int node) {
+    const cu::CUmemAllocationProp there = properties(cu::CU_MEM_LOCATION_TYPE_HOST_NUMA, node);
+    return table_.cuMemCreate(&memory, chunk.bytes, &there, 0);
+  };
+  const int nearest = std::max(driver::nearest_host_node(table_, chunk.device), 0);
+  const cu::CUresult created = create(nearest);
+  if (created == cu::CUDA_SUCCESS) return created;
+  for (int node = 0; node < kMostNodes; ++node)
+    if (node != nearest && create(node) == cu::CUDA_SUCCESS) return cu::CUDA_SUCCESS;
+  return created;
+}
+
 Status MappedMemory::make_host(const Chunk& chunk, Host& host) {
-  const int node = std::max(driver::nearest_host_node(table_, chunk.device), 0);
-  const cu::CUmemAllocationProp near = properties(cu::CU_MEM_LOCATION_TYPE_HOST_NUMA, node);
   Host made;
-  cu::CUresult created = table_.cuMemCreate(&made.memory, chunk.bytes, &near, 0);
+  cu::CUresult created = create_host(chunk, made.memory);
   if (created == cu::CUDA_ERROR_OUT_OF_MEMORY) {
     {
       const std::lock_guard guard(mutex_);
       UMEM_RETURN_IF_ERROR(release_spare(0));
     }
-    created = table_.cuMemCreate(&made.memory, chunk.bytes, &near, 0);
+    created = create_host(chunk, made.memory);
   }
   if (created == cu::CUDA_ERROR_OUT_OF_MEMORY)
     return {Code::kOutOfHostMemory, "the host has no more memory that a GPU can use"};

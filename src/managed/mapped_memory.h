@@ -100,6 +100,7 @@ class MappedMemory {
   Status map_device_or_host(std::uintptr_t base, Chunk& chunk, At then);
   Status take_host(Chunk& chunk);
   Status copy_out(std::uintptr_t base, Chunk& chunk, cu::CUstream stream);
+  cu::CUresult create_host(const Chunk& chunk, Handle& memory);
   Status make_host(const Chunk& chunk, Host& host);
 
   const driver::Table& table_;

@@ -132,6 +132,14 @@ void set_outside_bytes(int device, std::size_t bytes) noexcept {
   with_device(device, [&](Device& d) { d.engine.set_outside_bytes(bytes); });
 }
 
+bool make_way(int device, std::size_t outside_bytes) noexcept {
+  if (state().captures > 0) return false;
+  set_outside_bytes(device, outside_bytes);
+  with_device(device, [](Device& d) { d.engine.finish_moves(); });
+  release_cached();
+  return true;
+}
+
 void set_workspace_sizes(const std::size_t* sizes, std::size_t count) noexcept {
   State& s = state();
   const std::lock_guard registry(s.registry);

@@ -36,6 +36,9 @@ UMEM_API std::size_t budget(int device) noexcept;
 UMEM_API bool set_budget(int device, std::size_t bytes, Failure* error) noexcept;
 // Device bytes that the framework holds beside umem (graph pools) count towards the budget too.
 UMEM_API void set_outside_bytes(int device, std::size_t bytes) noexcept;
+// The same, for memory that the framework needs now and found too little for: waits until what has
+// to leave has left the device, and returns cached memory. False during a capture of a graph.
+UMEM_API bool make_way(int device, std::size_t outside_bytes) noexcept;
 // The sizes of cuBLAS's workspaces. Blocks of these sizes that a matrix product leaves behind, and
 // that no op names afterwards, stay on the device.
 UMEM_API void set_workspace_sizes(const std::size_t* sizes, std::size_t count) noexcept;

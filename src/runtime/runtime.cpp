@@ -184,9 +184,18 @@ static Status resume(State& s, const Options& options) {
   return {};
 }
 
+static Status settle_all(State& s) {
+  if (s.captures > 0) return {};  // a wait for the device would break the capture
+  FirstError error;
+  each_lock(s, [&](DeviceLock& lock) { error.keep(settle(s, lock)); });
+  return error.take();
+}
+
 Status start(const Options& options) {
   UMEM_RETURN_IF_ERROR(check_options(options));
   State& s = state();
+  // Nobody has noted on which streams memory was used while umem was off.
+  if (!s.accepting && !s.forked) UMEM_RETURN_IF_ERROR(settle_all(s));
   const std::lock_guard registry(s.registry);
   if (s.forked)
     return {Code::kBadState, "the process was forked after umem had used a GPU; start it by spawn"};
@@ -217,10 +226,7 @@ Status stop() {
     s.exemptions.clear();
     for (const trace::Sink sink : {trace::kPlan, trace::kFile}) RecorderLock(s)->stop(sink);
   }
-  if (s.captures > 0) return {};  // a wait for the device would break the capture
-  FirstError error;
-  each_lock(s, [&](DeviceLock& lock) { error.keep(settle(s, lock)); });
-  UMEM_RETURN_IF_ERROR(error.take());
+  UMEM_RETURN_IF_ERROR(settle_all(s));
   const std::lock_guard registry(s.registry);
   const HeldDevices all(s, s.opened);
   // Another thread may have started it again.

@@ -1,5 +1,8 @@
 #include "runtime/spans.h"
 
+#include <utility>
+#include <vector>
+
 #include "runtime/each_unit.h"
 
 namespace umem::runtime {
@@ -37,10 +40,14 @@ Status bring_in(const State& s, const HeldDevices& held, const MemSpans& spans) 
                 [&](Device& device, RangeId id, MemSpan) { act(device.engine, id); });
   };
   Status status;
-  each([](Engine& engine, RangeId id) { engine.ledger().pin(id); });
+  std::vector<std::pair<Engine*, RangeId>> movable;
   each([&](Engine& engine, RangeId id) {
-    if (status.ok()) status = engine.hints().prefetch(id);
+    if (!engine.hints().used_in_place(id)) movable.emplace_back(&engine, id);
   });
+  // So that none of them leaves for another one.
+  each([](Engine& engine, RangeId id) { engine.ledger().pin(id); });
+  for (const auto& [engine, id] : movable)
+    if (status.ok()) status = engine->hints().prefetch(id);
   each([](Engine& engine, RangeId id) { engine.ledger().unpin(id); });
   return status;
 }

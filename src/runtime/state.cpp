@@ -16,9 +16,9 @@ State& make_state() {
 }
 
 Status not_running(const State& s) {
-  return {Code::kBadState,
-          s.forked ? "the process was forked after it had used a GPU; start workers by spawn"
-                   : "umem is not running; call umem.enable() first"};
+  return {Code::kOff, s.forked
+                          ? "the process was forked after it had used a GPU; start workers by spawn"
+                          : "umem is not running; call umem.enable() first"};
 }
 
 Status no_such_device(int ordinal) {

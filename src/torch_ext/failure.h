@@ -16,7 +16,7 @@ inline bool is_out_of_memory(const runtime::Failure& failure) {
 
 // umem's tensors can outlive `disable`, and call their allocator when they are resized.
 inline bool is_turned_off(const runtime::Failure& failure) {
-  return static_cast<Code>(failure.code) == Code::kBadState;
+  return static_cast<Code>(failure.code) == Code::kOff;
 }
 
 // Throws torch.OutOfMemoryError, or RuntimeError if memory is not the cause. `torchs_words`:

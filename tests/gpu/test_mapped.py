@@ -300,7 +300,7 @@ def test_memory_for_neither_place_is_out_of_memory(program: Program, mib: int) -
             tensors = blocks(4)
             torch.cuda.synchronize()
             try:
-                for nth in range(1, 60):
+                for nth in range(1, 600):  # also on each node of NUMA
                     soft.inject("cuMemCreate", nth, 2)
                 torch.empty({mib} * MIB, dtype=torch.uint8, device="cuda")
             except torch.OutOfMemoryError:
@@ -348,3 +348,33 @@ def test_what_an_inner_op_leaves_may_leave_when_the_outer_one_has_ended(program:
         """,
     )
     assert words == ["4", "True", "True", "True", "0"]
+
+
+def test_evicted_bytes_go_to_another_numa_node_when_the_nearest_is_full(program: Program) -> None:
+    words = run(
+        program,
+        """
+        with start():
+            tensors = blocks(16)  # 32 MiB
+            print(intact(tensors), umem.stats().hook_errors)
+        """,
+        SOFTCUDA_NEAR_BYTES=str(4 << 20),
+    )
+    assert words == ["True", "0"]
+
+
+@pytest.mark.parametrize("hint", ["umem.prefetch", "kept = umem.pin"])
+def test_hints_bring_in_what_was_evicted(program: Program, hint: str) -> None:
+    words = run(
+        program,
+        f"""
+        with start():
+            tensors = blocks(4)
+            torch.cuda.synchronize()
+            umem.evict(tensors)
+            print(umem.stats().resident_bytes)
+            {hint}(tensors)
+            print(umem.stats().resident_bytes // MIB, umem.stats().bytes_in // MIB, intact(tensors))
+        """,
+    )
+    assert words == ["0", "8", "8", "True"]

@@ -296,3 +296,76 @@ def test_what_torch_freed_while_umem_was_off_counts_no_more(
         assert intact(kept) and umem.stats().evictions == 0, umem.stats()
         """
     )
+
+
+@pytest.mark.parametrize("backing", ["managed", "mapped"])
+def test_a_pool_gets_memory_that_umem_gives_back(
+    program: Callable[..., tuple[str, str]], softcuda: Softcuda, backing: str
+) -> None:
+    """A pool's memory is torch's own, which does not know what umem could evict."""
+    program(
+        f"""
+enable(budget="56MiB", backing="{backing}")
+held = blocks(9, 6)  # 54 of 64 MiB
+torch.cuda.synchronize()
+with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+    inside = torch.full((6 * MIB,), 7.0, device="cuda")  # 24 MiB
+assert bool(inside.cpu().eq(7.0).all()) and intact(held)
+assert umem.stats().resident_bytes <= 32 * MIB, umem.stats()
+with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+    try:
+        torch.empty(64 * MIB, device="cuda")
+    except torch.OutOfMemoryError:
+        pass
+    else:
+        raise AssertionError("more than the device has")
+del inside
+torch.cuda.empty_cache()
+umem.prefetch(held)  # all of the budget is umem's again
+torch.cuda.synchronize()
+assert umem.stats().resident_bytes == 54 * MIB, umem.stats()
+""",
+        SOFTCUDA_BYTES=str(64 << 20),
+    )
+
+
+@pytest.mark.usefixtures("softcuda")
+def test_umem_may_be_turned_off_but_not_on_inside_a_capture(
+    program: Callable[..., tuple[str, str]],
+) -> None:
+    """The capture ends with torch's own allocator, and no later one is taken for it."""
+    program(
+        """
+source = torch.full((MIB // 4,), 1.0, device="cpu")
+for first in (True, False):  # on before the capture, or within it
+    if first:
+        enable()
+    torch.cuda.init()
+    here = source.to("cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        here.add_(1)
+        if first:
+            umem.disable()
+        try:
+            enable()
+        except umem.errors.StateError as error:
+            assert "a CUDA graph is being captured" in str(error), error
+        else:
+            raise AssertionError("enabled")
+    enable()
+    steps = umem.stats().steps
+    umem.step()
+    assert umem.stats().steps == steps + 1, first
+    again = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(again):
+        here.add_(1)
+        steps = umem.stats().steps
+        umem.step()
+        assert umem.stats().steps == steps, first
+    graph.reset()
+    again.reset()
+    del here
+    umem.disable()
+"""
+    )

@@ -250,3 +250,72 @@ def test_the_random_program_notices_waits_that_are_missing(softcuda: Softcuda, e
     assert wrong
     assert raced
     assert run(1, skip=False) == (False, False)
+
+
+@pytest.mark.usefixtures("softcuda")
+def test_umem_may_be_busy_while_another_library_begins_a_capture(program: Program) -> None:
+    """umem is not told of it: its calls must be of those that no capture forbids."""
+    program(
+        """
+from ctypes import byref, c_void_p
+load.compute()
+enable(budget="16MiB")
+held = blocks(8)
+side = torch.cuda.Stream()
+used = torch.ones(MIB, device="cuda")
+used.record_stream(side)
+torch.cuda.synchronize()
+stream, graph = c_void_p(), c_void_p()
+assert soft.driver.cuStreamCreate(byref(stream), 1) == 0
+assert soft.driver.cuStreamBeginCapture_v2(stream, 0) == 0  # of all threads
+del used
+held += [t + 8 for t in held]  # allocates, evicts and waits
+assert soft.driver.cuStreamEndCapture(stream, byref(graph)) == 0
+assert intact(held)
+""",
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_memory_used_on_a_stream_while_umem_was_off_is_not_given_out_before(
+    program: Program, softcuda: Softcuda, seed: int
+) -> None:
+    program(
+        f"""
+load.compute()
+enable()
+kept, side = torch.zeros(1024, device="cuda"), torch.cuda.Stream()
+used = torch.full((MIB,), 3.0, device="cuda")
+torch.cuda.synchronize()
+umem.disable()
+soft.seed({seed})
+with torch.cuda.stream(side):
+    result = used.clone()
+used.record_stream(side)  # torch's own allocator does not know the block
+del used
+enable()
+torch.full((MIB,), 9.0, device="cuda")
+torch.cuda.synchronize()
+assert bool(result.cpu().eq(3.0).all()) and not soft.races(), soft.races()
+""",
+    )
+
+
+def test_a_block_used_on_another_devices_stream_is_free_afterwards(
+    program: Program, softcuda: Softcuda
+) -> None:
+    program(
+        """
+enable()
+side = torch.cuda.Stream(0)
+block = torch.full((MIB,), 3.0, device="cuda:1")
+address = block.data_ptr()
+block.record_stream(side)
+del block
+torch.cuda.synchronize(0)
+torch.cuda.synchronize(1)
+assert torch.empty(MIB, device="cuda:1").data_ptr() == address
+assert torch.cuda.memory_stats(1)["requested_bytes.all.current"] == 0, "freed again"
+""",
+        SOFTCUDA_DEVICES="2",
+    )

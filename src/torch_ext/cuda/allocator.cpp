@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
+#include <utility>
 
 #include "base/format.h"
 #include "runtime/accounts.h"
@@ -71,7 +73,7 @@ CudaAllocator& CudaAllocator::instance() {
 // Not for a private pool, and not if the program wants uncached memory.
 bool CudaAllocator::serves(c10::DeviceIndex device, cudaStream_t stream) {
   if (C10_UNLIKELY(pools_.any())) {
-    end_abandoned();
+    end_abandoned(false);
     if (pools_.claim(device, stream)) return false;
   }
   return C10_LIKELY(native_->isEnabled());
@@ -86,18 +88,17 @@ c10::DataPtr CudaAllocator::allocate(std::size_t bytes) {
     void* ptr = take(bytes, device, stream);
     if (C10_LIKELY(ptr != nullptr)) return {ptr, ptr, &free_any, on};
   }
-  c10::DataPtr block = native_->allocate(bytes);
+  c10::DataPtr block = beside(device, bytes, [&] { return native_->allocate(bytes); });
   adopt(block);
-  tell_outside_bytes(device);
   return block;
 }
 
 #if UMEM_TORCH_AT_LEAST(2, 13)
 // Addresses can be chosen in memory that torch's own allocator has cached for a private pool.
 c10::DataPtr CudaAllocator::allocateWithAddress(std::size_t bytes, void* address) {
-  c10::DataPtr block = native_->allocateWithAddress(bytes, address);
+  c10::DataPtr block =
+      beside(current_device(), bytes, [&] { return native_->allocateWithAddress(bytes, address); });
   adopt(block);
-  tell_outside_bytes(block.device().index());
   return block;
 }
 #endif
@@ -119,9 +120,30 @@ void* CudaAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t strea
   if (C10_LIKELY(serves(device, stream))) {
     if (void* ptr = take(bytes, device, stream)) return ptr;
   }
-  void* ptr = native_->raw_alloc_with_stream(bytes, stream);
+  return beside(device, bytes, [&] { return native_->raw_alloc_with_stream(bytes, stream); });
+}
+
+// The result of `make`, a call that takes memory of torch's own allocator. If the device has too
+// little, umem gives some of its memory back.
+template <class Make>
+auto CudaAllocator::beside(c10::DeviceIndex device, std::size_t bytes, Make make)
+    -> decltype(make()) {
+  std::optional<decltype(make())> made;
+  try {
+    made = make();
+  } catch (const c10::OutOfMemoryError&) {
+    if (!make_way(device, bytes)) throw;
+  }
+  if (!made) {
+    try {
+      made = make();
+    } catch (...) {
+      tell_outside_bytes(device);
+      throw;
+    }
+  }
   tell_outside_bytes(device);
-  return ptr;
+  return std::move(*made);
 }
 
 void* CudaAllocator::take(std::size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
@@ -235,7 +257,7 @@ void CudaAllocator::cacheInfo(c10::DeviceIndex device, std::size_t* largest) {
 }
 
 void CudaAllocator::emptyCache(c10::MempoolId_t id) {
-  end_abandoned();
+  end_abandoned(false);
   if (id == c10::MempoolId_t{0, 0}) {
     const History::Scope scope(history_, History::Level::ALL);
     const Unlocked without_gil;

@@ -6,6 +6,7 @@
 #pragma once
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include <atomic>
 #include <mutex>
 #include <vector>
 
@@ -28,6 +29,8 @@ class CudaAllocator final : public caching::CUDAAllocator {
   // Reports the bytes of torch's own allocator on every device: they may have changed while it was
   // active.
   void tell_outside_bytes();
+  // Of an earlier installation.
+  void forget_captures();
 
   // allocator.cpp
   c10::DataPtr allocate(std::size_t bytes) override;
@@ -127,14 +130,20 @@ class CudaAllocator final : public caching::CUDAAllocator {
                          const runtime::Failure& failure);
   // The number of devices that torch's allocators know; 0 before CUDA is initialised.
   int device_count();
+  std::size_t outside_bytes(c10::DeviceIndex device);
   void tell_outside_bytes(c10::DeviceIndex device);
-  void end_abandoned() noexcept;
+  // Before torch's own allocator takes `wanted` bytes. False: no memory can be given back now.
+  bool make_way(c10::DeviceIndex device, std::size_t wanted);
+  template <class Make>
+  auto beside(c10::DeviceIndex device, std::size_t bytes, Make make) -> decltype(make());
+  void end_abandoned(bool of_any_thread) noexcept;
 
   caching::CUDAAllocator* native_ = nullptr;
   History history_;
   Pools pools_;
-  std::mutex outside_mutex_;  // so that the last report is the latest figure
-  std::mutex mutex_;          // guards the following
+  std::atomic<int> marked_captures_{0};  // that torch 2.13 and later announced, and did not end
+  std::mutex outside_mutex_;             // so that the last report is the latest figure
+  std::mutex mutex_;                     // guards the following
   std::vector<caching::OutOfMemoryObserver> oom_observers_;
   struct {
     double set = 0;

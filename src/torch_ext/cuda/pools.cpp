@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace umem::torch_ext {
 
@@ -10,7 +11,8 @@ void Pools::begin(c10::DeviceIndex device, c10::MempoolId_t id, Filter filter, b
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
   std::lock_guard guard(mutex_);
   abandoned_.erase({device, id});
-  active_.push_back({device, id, std::move(filter), capture, std::this_thread::get_id(), stream});
+  active_.push_back(
+      {device, id, std::move(filter), capture, capture, std::this_thread::get_id(), stream});
   count_.store(static_cast<int>(active_.size()), std::memory_order_relaxed);
 }
 
@@ -19,17 +21,27 @@ bool Pools::end(c10::DeviceIndex device, c10::MempoolId_t id) {
   const auto ended = std::find_if(active_.begin(), active_.end(),
                                   [&](const Active& pool) { return pool.is(device, id); });
   if (ended == active_.end()) return false;
-  const bool capture = ended->capture;
+  const bool counted = ended->counted;
   active_.erase(ended);
   count_.store(static_cast<int>(active_.size()), std::memory_order_relaxed);
-  return capture;
+  return counted;
+}
+
+int Pools::clear() {
+  std::lock_guard guard(mutex_);
+  const auto under_way = std::count_if(active_.begin(), active_.end(),
+                                       [](const Active& pool) { return pool.counted; });
+  active_.clear();
+  abandoned_.clear();
+  count_.store(0, std::memory_order_relaxed);
+  return static_cast<int>(under_way);
 }
 
 // A graph is captured from its thread's current stream, and that thread allocates nothing between
 // `begin` and the start of the capture.
-std::vector<Pools::Id> Pools::take_abandoned() {
+Pools::Abandoned Pools::take_abandoned(bool of_any_thread) {
   std::lock_guard guard(mutex_);
-  std::vector<Id> found;
+  Abandoned found;
   std::erase_if(active_, [&](Active& pool) {
     if (!pool.capture) return false;
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -39,8 +51,11 @@ std::vector<Pools::Id> Pools::take_abandoned() {
     }
     const bool over = status == cudaStreamCaptureStatusNone;
     pool.seen_capturing |= !over;
-    if (!over || (!pool.seen_capturing && pool.thread != std::this_thread::get_id())) return false;
-    found.emplace_back(pool.device, pool.id);
+    const bool own = pool.thread == std::this_thread::get_id();
+    if (!over || (!pool.seen_capturing && !own)) return false;
+    found.over += std::exchange(pool.counted, false) ? 1 : 0;
+    if (!own && !of_any_thread) return false;
+    found.ended.emplace_back(pool.device, pool.id);
     abandoned_.emplace(pool.device, pool.id);
     return true;
   });

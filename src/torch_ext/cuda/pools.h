@@ -19,10 +19,16 @@ class Pools {
   using Id = std::pair<c10::DeviceIndex, c10::MempoolId_t>;
 
   void begin(c10::DeviceIndex device, c10::MempoolId_t id, Filter filter, bool capture);
-  // The `capture` given to `begin`; false if it never began.
+  // True if a capture ended that was not reported as over before.
   bool end(c10::DeviceIndex device, c10::MempoolId_t id);
-  // Ends, and returns, the pools of captures that are over although `end` was not called.
-  std::vector<Id> take_abandoned();
+  struct Abandoned {
+    int over = 0;           // captures that are found to be over although `end` was not called
+    std::vector<Id> ended;  // their pools, if the caller has to end them
+  };
+  // The pool of another thread's capture is ended only on request: that thread may be about to.
+  Abandoned take_abandoned(bool of_any_thread);
+  // Forgets all pools. Returns how many captures are under way.
+  int clear();
   // True, once, for such a pool whose end comes after all.
   bool was_abandoned(c10::DeviceIndex device, c10::MempoolId_t id);
 
@@ -36,6 +42,7 @@ class Pools {
     c10::MempoolId_t id;
     Filter filter;
     bool capture;
+    bool counted;  // the capture is under way, for all that is known
     std::thread::id thread;
     cudaStream_t stream;          // that is captured
     bool seen_capturing = false;  // before that, only its thread knows that the capture failed

@@ -40,7 +40,7 @@ void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_
                                         Pools::Filter filter) {
   check_graphs(device, filter);  // before the capture begins
   const bool capture = announces_capture(device, filter);
-  end_abandoned();
+  end_abandoned(true);
   native_->beginAllocateToPool(device, id, filter);
   if (capture) runtime::capture_begin();
   pools_.begin(device, id, std::move(filter), capture);
@@ -48,10 +48,11 @@ void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_
 
 // torch before 2.13 ends nothing if a capture fails, but the graph whose filter it passed may be
 // destroyed.
-void CudaAllocator::end_abandoned() noexcept {
+void CudaAllocator::end_abandoned([[maybe_unused]] bool of_any_thread) noexcept {
 #if !UMEM_TORCH_AT_LEAST(2, 13)
-  for (const auto& [device, id] : pools_.take_abandoned()) {
-    runtime::capture_end();
+  const Pools::Abandoned abandoned = pools_.take_abandoned(of_any_thread);
+  for (int i = 0; i < abandoned.over; ++i) runtime::capture_end();
+  for (const auto& [device, id] : abandoned.ended) {
     try {
       native_->endAllocateToPool(device, id);
       at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(id);
@@ -72,17 +73,25 @@ void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t 
 #if UMEM_TORCH_AT_LEAST(2, 13)
 void CudaAllocator::markCaptureBegin(c10::DeviceIndex device) {
   runtime::capture_begin();
+  ++marked_captures_;
   native_->markCaptureBegin(device);
 }
 
 void CudaAllocator::markCaptureEnd(c10::DeviceIndex device) {
   native_->markCaptureEnd(device);
-  runtime::capture_end();
+  // Otherwise it began before umem was enabled.
+  for (int marked = marked_captures_; marked > 0;)
+    if (marked_captures_.compare_exchange_weak(marked, marked - 1)) return runtime::capture_end();
 }
 #endif
 
+void CudaAllocator::forget_captures() {
+  for (int left = pools_.clear() + marked_captures_.exchange(0); left > 0; --left)
+    runtime::capture_end();
+}
+
 void CudaAllocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t id) {
-  end_abandoned();
+  end_abandoned(true);
   native_->releasePool(device, id);
   tell_outside_bytes(device);
 }

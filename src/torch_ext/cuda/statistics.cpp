@@ -91,13 +91,23 @@ void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) 
 }
 
 // Reports the memory that torch's own allocator holds for private pools, in addition to umem's.
-void CudaAllocator::tell_outside_bytes(c10::DeviceIndex device) {
-  const Unlocked without_gil;
-  const std::lock_guard in_order(outside_mutex_);
+std::size_t CudaAllocator::outside_bytes(c10::DeviceIndex device) {
   const auto reserved = native_->getDeviceStats(device)
                             .reserved_bytes[static_cast<std::size_t>(StatType::AGGREGATE)]
                             .current;
-  runtime::set_outside_bytes(device, static_cast<std::size_t>(reserved));
+  return static_cast<std::size_t>(reserved);
+}
+
+void CudaAllocator::tell_outside_bytes(c10::DeviceIndex device) {
+  const Unlocked without_gil;
+  const std::lock_guard in_order(outside_mutex_);
+  runtime::set_outside_bytes(device, outside_bytes(device));
+}
+
+bool CudaAllocator::make_way(c10::DeviceIndex device, std::size_t wanted) {
+  const Unlocked without_gil;
+  const std::lock_guard in_order(outside_mutex_);
+  return runtime::make_way(device, outside_bytes(device) + wanted);
 }
 
 void CudaAllocator::tell_outside_bytes() {

@@ -70,6 +70,20 @@ CUresult check_unsafe() {
   return forbidden ? kCaptureUnsupported : CUDA_SUCCESS;
 }
 
+CUresult check_no_capture(int device) {
+  bool forbidden = false;
+  for (const Active& a : active())
+    if (a.origin->device == device) forbidden = a.capture->invalid = true;
+  return forbidden ? kCaptureUnsupported : CUDA_SUCCESS;
+}
+
+bool implicates_legacy(const StreamRef& stream) {
+  return stream == find_stream(nullptr) &&
+         std::any_of(active().begin(), active().end(), [&](const Active& a) {
+           return a.origin->blocking() && a.origin->device == stream->device;
+         });
+}
+
 CUresult check_not_capturing(const StreamRef& stream) {
   // The legacy stream would wait for every blocking stream, also for one that captures.
   if (stream == find_stream(nullptr)) {

@@ -34,6 +34,10 @@ CUresult end_capture(const StreamRef& stream, Graph** graph);
 // The result of a call that is forbidden during a capture (allocation, synchronous calls, event
 // queries): CUDA_SUCCESS if the thread's mode allows it.
 CUresult check_unsafe();
+// For a call that waits for all streams of a device: in no mode of the thread while one captures.
+CUresult check_no_capture(int device);
+// True for the legacy stream while a stream that waits for it captures.
+bool implicates_legacy(const StreamRef& stream);
 // For calls on one stream that can neither be captured nor be made while it captures.
 CUresult check_not_capturing(const StreamRef& stream);
 CaptureMode exchange_mode(CaptureMode mode);

@@ -64,6 +64,7 @@ Config read() {
   c.log = number("SOFTCUDA_LOG", 0, 0, 1, "allowed are 0 and 1") == 1;
   c.integrated = number("SOFTCUDA_INTEGRATED", 0, 0, 1, "allowed are 0 and 1") == 1;
   c.page_cache = number("SOFTCUDA_PAGE_CACHE", 0, 0, c.bytes, "bytes, at most the device's");
+  c.near_bytes = number("SOFTCUDA_NEAR_BYTES", c.near_bytes, 0, c.near_bytes, "bytes of a node");
   c.fail = text_of("SOFTCUDA_FAIL");
   c.missing = words_of("SOFTCUDA_MISSING");
   c.no_cma = words_of("SOFTCUDA_NO_CMA");

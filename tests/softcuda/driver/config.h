@@ -11,6 +11,8 @@
 //   SOFTCUDA_INTEGRATED  1: the devices' memory is the host's
 //   SOFTCUDA_PAGE_CACHE  bytes that cuMemGetInfo counts as used and allocations get (default 0), as
 //                     on an integrated device the host's page cache
+//   SOFTCUDA_NEAR_BYTES  host memory of the NUMA node near the devices, for cuMemCreate (default:
+//                     without limit); the other node has no limit
 //   SOFTCUDA_FAIL     entry:nth:error,... planned failures
 //   SOFTCUDA_FRAMES   kept (default): a page that leaves keeps its frame, as UVM has it; returned:
 //                     it gives the frame back at once
@@ -40,6 +42,7 @@ struct Config {
   std::set<std::string> no_cma;  // device numbers
   bool integrated = false;
   std::size_t page_cache = 0;
+  std::size_t near_bytes = std::size_t{1} << 40;
   std::string fail;
   bool uvm = true;
   std::size_t batch_frames = 1;

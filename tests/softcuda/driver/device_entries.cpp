@@ -263,6 +263,7 @@ ENTRY(cuCtxSynchronize, 2000, ()) {
   RETURN_IF_FAILED(check_context());
   auto lock = lock_work();
   RETURN_IF_FAILED(check_unsafe());
+  RETURN_IF_FAILED(check_no_capture(current_device()));
   wait_device(lock, current_device());
   return device_state();
 }

@@ -73,6 +73,14 @@ ENTRY(cuStreamSynchronize, 2000, (CUstream stream)) {
     return device_state();
   });
 }
+ENTRY(cuStreamGetCtx, 9020, (CUstream stream, CUcontext* context)) {
+  SOFTCUDA_ENTER();
+  if (!context) return CUDA_ERROR_INVALID_VALUE;
+  return with_stream(stream, [&](auto&, const StreamRef& s) {
+    *context = context_of(s->device);
+    return CUDA_SUCCESS;
+  });
+}
 ENTRY(cuStreamQuery, 2000, (CUstream stream)) {
   SOFTCUDA_ENTER();
   return with_stream(stream, [](auto&, const StreamRef& s) {
@@ -192,6 +200,7 @@ ENTRY(cuStreamIsCapturing, 10000, (CUstream stream, CUstreamCaptureStatus* statu
   SOFTCUDA_ENTER();
   if (!status) return CUDA_ERROR_INVALID_VALUE;
   return with_stream(stream, [&](auto&, const StreamRef& s) {
+    if (implicates_legacy(s)) return kCaptureImplicit;
     *status = !s->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
               : s->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                     : CU_STREAM_CAPTURE_STATUS_ACTIVE;

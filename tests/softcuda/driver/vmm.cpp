@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -18,6 +19,7 @@ namespace {
 
 constexpr int kPinned = 1;
 constexpr int kHostMemory = -1;
+constexpr int kNodes = 2;  // of NUMA; the devices are near node 0
 constexpr unsigned kRead = 1, kReadWrite = 3;
 constexpr int kPoison = 0xDB;  // new memory has undefined contents
 constexpr int kReserveFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -49,17 +51,22 @@ File& file() {
   return *instance;
 }
 
+std::atomic<std::size_t> g_near_bytes{0};  // host memory of node 0
+
 struct Memory {
   std::size_t bytes = 0;
   int device = kHostMemory;
+  int node = -1;  // host memory's
   off_t offset = -1;
   CUdeviceptr frames = 0;  // device memory's, by their unused address
+  bool counted = false;    // in g_near_bytes
 
   Memory() = default;
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
   ~Memory() {
     if (offset >= 0) file().drop(offset, bytes);
+    if (counted) g_near_bytes -= bytes;
     if (frames == 0) return;
     remove_allocation(frames);
     soft().cuMemFree(frames);
@@ -148,7 +155,12 @@ CUresult check_grant(const AccessGrant& grant, const Mapping& mapping) {
 }
 
 bool take_frames(Memory& memory) {
-  if (memory.device == kHostMemory) return true;
+  if (memory.device == kHostMemory) {
+    if (memory.node != 0) return true;
+    if (memory.bytes + g_near_bytes > config().near_bytes) return false;
+    g_near_bytes += memory.bytes;
+    return memory.counted = true;
+  }
   if (memory.bytes > config().bytes || make_room(memory.device, memory.bytes) < memory.bytes ||
       soft().cuMemAlloc(&memory.frames, memory.bytes) != CUDA_SUCCESS)
     return false;
@@ -193,8 +205,9 @@ CUresult check_properties(const MemoryProperties* properties) {
   const CUmemLocation& location = properties->location;
   if (location.type == CU_MEM_LOCATION_TYPE_DEVICE)
     return valid_device(location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-  // As in CUDA 13.0: neither HOST nor HOST_NUMA_CURRENT. The machine has one node.
-  const bool numa = location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA && location.id == 0;
+  // As in CUDA 13.0: neither HOST nor HOST_NUMA_CURRENT.
+  const bool numa =
+      location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA && location.id >= 0 && location.id < kNodes;
   return numa ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -240,6 +253,8 @@ CUresult create_memory(std::uint64_t& handle, std::size_t bytes,
   memory->bytes = bytes;
   if (properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
     memory->device = properties.location.id;
+  else
+    memory->node = properties.location.id;
   const std::lock_guard guard(state().mutex);
   if (!take_frames(*memory)) return CUDA_ERROR_OUT_OF_MEMORY;
   memory->offset = file().extend(bytes);
