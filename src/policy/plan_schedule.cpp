@@ -148,6 +148,10 @@ void PlanSchedule::write_backs(const CandidateView& view, bool inner, std::vecto
     const RangeId id = cursor_.unit_of(tensor);
     return id != kNoRange && view.live(id) ? id : kNoRange;
   };
+  for (Tensor tensor : std::exchange(end_write_back_, {})) {
+    std::erase_if(write_back_, [&](const Copy& copy) { return copy.tensor == tensor; });
+    if (const RangeId id = unit_of(tensor); id != kNoRange) end.push_back(id);
+  }
   std::erase_if(write_back_, [&](const Copy& copy) {
     if (cursor_.life(copy.tensor) != copy.life) return true;
     const RangeId id = unit_of(copy.tensor);
@@ -158,10 +162,6 @@ void PlanSchedule::write_backs(const CandidateView& view, bool inner, std::vecto
     begin.push_back(id);
     return true;
   });
-  for (Tensor tensor : std::exchange(end_write_back_, {})) {
-    std::erase_if(write_back_, [&](const Copy& copy) { return copy.tensor == tensor; });
-    if (const RangeId id = unit_of(tensor); id != kNoRange) end.push_back(id);
-  }
 }
 
 void PlanSchedule::evictions(const CandidateView& view, bool inner, std::vector<RangeId>& out) {

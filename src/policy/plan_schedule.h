@@ -34,6 +34,11 @@ class PlanSchedule {
   // or an op stay due.
   void write_backs(const CandidateView& view, bool inner, std::vector<RangeId>& begin,
                    std::vector<RangeId>& end);
+  // The plan does not act: nobody takes them.
+  void drop_write_backs() {
+    write_back_.clear();
+    end_write_back_.clear();
+  }
   // The unit was evicted for lack of room. If the plan has it on the device, it returns for its
   // next use as soon as it fits: an on-demand fetch would queue behind all earlier requests.
   void evicted(RangeId id);

@@ -203,6 +203,7 @@ void Planned::step_ended(const CandidateView&) {
   for (const std::unique_ptr<Entry>& entry : entries_) {
     const bool whole = entry->cursor.step_ended();
     entry->last = Followed::kNone;
+    if (entry.get() != active_) entry->schedule.drop_write_backs();
     entry->schedule.step_began(whole);
     const bool better = !complete || entry.get() == active_ ||
                         (complete != active_ && entry->used > complete->used);

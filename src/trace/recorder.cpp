@@ -226,10 +226,8 @@ void Recorder::pause(OpTimer& span, cu::CUstream stream) {
 void Recorder::resume(OpTimer& span, cu::CUstream stream) {
   if (!current(span) || span.open->pause == kNoTimer) return;
   OpenOp& op = *span.open;
-  // Like an inner op, but no event of the log gets this time: the next one is no op's, or this
-  // op's, whose own time is found later.
-  op.timers->stop(std::exchange(op.pause, kNoTimer), stream, first_event_ + events_.size(),
-                  op.timer);
+  // Like an inner op, but no event of the log gets this time.
+  op.timers->stop(std::exchange(op.pause, kNoTimer), stream, Timers::kNoEvent, op.timer);
 }
 
 void Recorder::alloc(std::uintptr_t address, std::size_t bytes, const char* tag, const char* family,
@@ -414,13 +412,19 @@ void Recorder::leave_out_helpers(SinkState& state, Batch& batch) const {
       if (event.helper) continue;
       const std::uint64_t first = std::exchange(event.first, accesses.size());
       mover.move(first, event.reads + event.writes, event.first);
-      for (std::uint64_t a = first; a < first + event.reads + event.writes; ++a) {
-        accesses.push_back(batch.accesses[a]);
-        const auto found = state.from_helpers.find(batch.accesses[a]);
-        if (found == state.from_helpers.end()) continue;
+      const auto used = batch.accesses.begin() + static_cast<std::ptrdiff_t>(first);
+      const auto writes = used + event.reads, end = writes + event.writes;
+      accesses.insert(accesses.end(), used, end);
+      const auto claim = [&](std::uint32_t id) {
+        const auto found = state.from_helpers.find(id);
+        if (found == state.from_helpers.end()) return;
         kept.push_back(found->second);
         state.from_helpers.erase(found);
-      }
+      };
+      // In the order of the op's inputs, as the plan's own reckoning (policy/planned.cpp): what
+      // it writes comes first.
+      std::for_each(writes, end, claim);
+      std::for_each(used, writes, claim);
     }
     kept.push_back(event);
   }

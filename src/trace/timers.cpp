@@ -70,7 +70,7 @@ void Timers::stop(int timer, cu::CUstream stream, std::uint64_t event, int paren
 void Timers::disown(std::uint64_t event) {
   if (ended_.empty()) return;
   Pair& last = pairs_[static_cast<std::size_t>(ended_.back())];
-  if (last.event == event) last.event = 0;
+  if (last.event == event) last.event = kNoEvent;
 }
 
 void Timers::spoil(int timer) {
@@ -114,7 +114,11 @@ void Timers::resolve(const std::function<void(std::uint64_t, float)>& found) {
 }
 
 std::uint64_t Timers::first_open(std::uint64_t none) const {
-  return ended_.empty() ? none : pairs_[static_cast<std::size_t>(ended_.front())].event;
+  for (const int timer : ended_) {
+    const std::uint64_t event = pairs_[static_cast<std::size_t>(timer)].event;
+    if (event != kNoEvent) return event;
+  }
+  return none;
 }
 
 }  // namespace umem::trace

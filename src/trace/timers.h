@@ -23,7 +23,8 @@ class Timers {
   const driver::Place& place() const { return place_; }
   // kNoTimer while a graph is captured, when all pairs are in flight, or where the driver refuses.
   int start(cu::CUstream stream);
-  // The op ended, and is that event. `parent`: the timer of the op that it ran in.
+  static constexpr std::uint64_t kNoEvent = 0;
+  // The op ended, and is that event, or none. `parent`: the timer of the op that it ran in.
   void stop(int timer, cu::CUstream stream, std::uint64_t event, int parent);
   // The op that ended last is not recorded after all: its number will be reused.
   void disown(std::uint64_t event);

@@ -347,7 +347,8 @@ def test_simulate_takes_words_for_everything(
 
     with caplog.at_level(logging.WARNING, "umem"):
         assert umem.simulate(small, useless, budget="100%").policy == "useless"
-    assert "the plan of policy useless: evict: Move(after=0, tensor=1): " in caplog.text
+    assert "the plan of policy useless has 1 problem(s)" in caplog.text
+    assert "\n  evict: Move(after=0, tensor=1): " in caplog.text
 
 
 def test_a_function_with_a_native_name_plans() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..trace.step_trace import Kind, StepTrace
 from .base import ENTRIES, Fetch, Move, Plan, Policy, WriteBack
 
 _LARGE = "only tensors of 2 MiB or more move alone"
+_SHOWN = 3  # of the problems that a policy's plan has
 _BYTES = np.iinfo(np.int64).max // 4
 _MOST = {"window": 1 << 30, "headroom": _BYTES, "capacity": _BYTES}  # that native code takes
 
@@ -27,6 +28,17 @@ def check(plan: Plan) -> list[str]:
     simulation, plans of policies that are not umem's own are checked, and problems are logged.
     """
     return list(_problems(plan))
+
+
+def summary(policy: Policy, problems: Sequence[str]) -> str:
+    """Return the warning for the problems of a policy's plan: how many, and the first of them."""
+    rest = len(problems) - _SHOWN
+    lines = [*problems[:_SHOWN], *([f"and {rest} more"] if rest > 0 else [])]
+    listed = "".join(f"\n  {line}" for line in lines)
+    return (
+        f"the plan of policy {policy.name} has {len(problems)} problem(s); "
+        f"umem.policies.check(plan) lists them:{listed}"
+    )
 
 
 def _problems(plan: Plan) -> Iterator[str]:
@@ -137,9 +149,10 @@ def _alive(trace: StepTrace, tensor: int, op: int) -> bool:
 
 def _writes(trace: StepTrace, entry: WriteBack) -> list[int]:
     """Return the ops inside a write-back that write its tensor."""
-    wrote = trace.access_op[trace.access_write & (trace.access_tensor == entry.tensor)]
+    uses = trace.uses_of(entry.tensor)
+    wrote = trace.access_op[uses[trace.access_write[uses]]].tolist()
     laps = (0, trace.n_ops) if trace.kind[entry.tensor] == Kind.PERSISTENT else (0,)
-    ops = (int(op) + lap for lap in laps for op in wrote)
+    ops = (op + lap for lap in laps for op in wrote)
     return [op for op in ops if entry.after < op < entry.until]
 
 

@@ -103,4 +103,4 @@ def updated(
     found = candidates(step)
     steps = [on_host(step, found.first(share), device) for share in shares]
     run = partial(replay.replay_step, device=device, budget=budget, host_budget=host_budget)
-    return min(steps, key=lambda one: run(one, policy).step_us)
+    return min(steps, key=lambda one: run(one, policy).rank)

@@ -371,8 +371,8 @@ def _map(content: Content, scale: _Scale) -> dict[str, Any]:
         life = scale(np.array([alive_from[t], alive_to[t]])).tolist()
         us, pages = levels.get(t, (np.zeros(0), np.zeros(0, np.int64)))
         whole = max(int(step.bytes[t]) // PAGE_BYTES, 1)
-        level = -(-pages * _LEVELS // whole)
-        rows.append(_row(scale(us), np.clip(level, 0, _LEVELS), life))
+        level = np.where(pages > 0, np.clip(pages * _LEVELS // whole, 1, _LEVELS), 0)
+        rows.append(_row(scale(us), level, life))
     return {
         "levels": _LEVELS,
         "left_out": len(large) - len(order),

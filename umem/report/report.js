@@ -477,7 +477,7 @@
   byId("zoom-out").onclick = () => zoom(2);
   byId("whole").onclick = () => show(0, WHOLE);
   byId("next-stall").onclick = () => {
-    const found = goToStall(1) ?? ((view.cursor = 0), goToStall(1));
+    const found = goToStall(1) ?? ((view.cursor = -1), goToStall(1));
     if (found !== null) byId("spoken").textContent = describeSegment("stall", found);
   };
   byId("next-stall").disabled = !stalls.begin.length;

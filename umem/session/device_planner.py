@@ -38,7 +38,6 @@ _FEW = 0.1  # share of a step's ops that may follow a plan in a step that counts
 _OFF = 1.15  # ratio of a measured rate to that of a plan from which the plan is made again
 _FIRST_LOOK = 4  # steps that follow a plan until its rates are compared; then 8, 16, ...
 _ELSEWHERE = 0.1  # share of a step's bytes from which small blocks are elsewhere than in its plan
-_SHOWN = 3  # problems of a plan that are logged
 
 
 class DevicePlanner:
@@ -384,12 +383,9 @@ class DevicePlanner:
         if not problems or self._reported:
             return
         self._reported = True
-        rest = len(problems) - _SHOWN
-        lines = [*problems[:_SHOWN], *([f"and {rest} more"] if rest > 0 else [])]
-        _log.warning(
-            "the plan of policy %s has %d problem(s); umem.policies.check(plan) lists them:%s",
-            self._policy.name, len(problems), "".join(f"\n  {line}" for line in lines),
-        )  # fmt: skip
+        from ..policies.plan_check import summary
+
+        _log.warning("%s", summary(self._policy, problems))
 
 
 def _without_plan(status: core.PlanStatus) -> bool:

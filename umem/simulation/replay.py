@@ -26,7 +26,7 @@ from ..errors import ConfigError, PlanError, TraceError, shown
 from ..policies import registry
 from ..policies.base import Plan, PlanFunction, Policy
 from ..policies.lowering import lower
-from ..policies.plan_check import as_plan, check
+from ..policies.plan_check import as_plan, check, summary
 from ..trace import origin
 from ..trace.device_split import DeviceSplit
 from ..trace.event_columns import by_step
@@ -50,7 +50,7 @@ FINER = 2  # shares of updates on the host are tried at half the distance so man
 STEADY = 1e-3  # the share by which they may differ
 _ADDRESSED = 1 << 40  # bytes of a step that a replay finds addresses for, at any budget it needs
 _VICTIMS = "`victims` is asked in programs only"
-_PLANNED = 1 << 50  # bytes of a step's tensors together; planning takes columns of their pieces
+_PLANNED = 1 << 48  # bytes of a step's tensors together; planning takes columns of their pieces
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,11 @@ class Result:
             f"{format_bytes(self.bytes_in)} in, {format_bytes(self.bytes_out)} out"
         )
 
+    @property
+    def rank(self) -> tuple[int, float]:
+        """The key to compare by: what fits the budget that was asked for comes first."""
+        return (0 if self.raised_from is None else self.budget), self.step_us
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON; `raised_from` is there only where the budget was raised."""
         fields = asdict(self)
@@ -122,7 +127,7 @@ class HostUpdated(NamedTuple):
     @property
     def rank(self) -> tuple[int, float]:
         """The key to compare shares by: the budget if it was raised, and the step's time."""
-        return _rank(self.recomputed.result)
+        return self.recomputed.result.rank
 
 
 class Logged(NamedTuple):
@@ -312,12 +317,7 @@ def replay_shares(
         replay_step(new, policy, device, budget, host_budget=host_budget, repeats=repeats)
         for new in steps
     ]
-    return min(results, key=_rank)
-
-
-def _rank(result: Result) -> tuple[int, float]:
-    """Return the key to compare by: what fits the budget that was asked for comes first."""
-    return (0 if result.raised_from is None else result.budget), result.step_us
+    return min(results, key=lambda result: result.rank)
 
 
 def simulate_updates(
@@ -473,7 +473,7 @@ def _replay(
             f"the step's tensors have {format_bytes(int(total))} together; allowed: "
             f"{format_bytes(_PLANNED)}"
         )
-    policy = registry.make(policy)
+    name, policy = registry.name_of(policy), registry.make(policy)
     room = max(budget // PAGE_BYTES * PAGE_BYTES, min_budget(step))
     plan: Plan | None = None
     tensors = np.arange(step.n_tensors)
@@ -504,7 +504,7 @@ def _replay(
     finally:
         replay.close()
     return Result(
-        policy=policy.name,
+        policy=name,
         budget=room,
         device=device.name,
         floor_us=bounds.closed_form_floor(step, device, room).us,
@@ -524,8 +524,8 @@ def _small_addresses(replay: core.Replay, step: StepTrace) -> Ints:
 def _plan(policy: Policy, step: StepTrace, device: DeviceProfile, budget: int) -> Plan | None:
     plan = as_plan(policy, policy.plan(step, device, budget))
     if plan is not None and not registry.is_built_in(policy):
-        for problem in check(plan):
-            _log.warning("the plan of policy %s: %s", policy.name, problem)
+        if problems := check(plan):
+            _log.warning("%s", summary(policy, problems))
         if hasattr(policy, "victims"):
             _log.warning("policy %s: %s", policy.name, _VICTIMS)
     return plan

@@ -34,10 +34,13 @@ def text(extra: Mapping[str, object] | None) -> str:
 
 
 def of_blocks(events: Iterable[Event]) -> dict[BlockId, str]:
-    """Return the texts of the blocks whose events have an origin."""
-    allocs = (event for event in events if type(event) is Alloc and event.extra)
-    found = ((alloc.id, text(alloc.extra)) for alloc in allocs)
-    return {block: place for block, place in found if place}
+    """Return the texts of the blocks whose events have an origin, unless an id has several."""
+    found: dict[BlockId, str] = {}
+    for event in events:
+        if type(event) is Alloc:
+            place = text(event.extra)
+            found[event.id] = place if found.setdefault(event.id, place) == place else ""
+    return {block: place for block, place in found.items() if place}
 
 
 def _short(line: str) -> str:

@@ -140,7 +140,7 @@ class StepTrace:
         """Number of tensors."""
         return len(self.bytes)
 
-    @property
+    @_column
     def movable(self) -> Bools:
         """[m] True if a plan can move it: it is large, and the program did not ask to leave it."""
         return self.large if self.exempt is None else self.large & ~self.exempt
@@ -180,10 +180,13 @@ class StepTrace:
         """Return the tensor's block in the trace."""
         return BlockId(int(self.source[tensor]))
 
+    def uses_of(self, tensor: int) -> Ints:
+        """Return the accesses of the tensor, by op."""
+        return self.use_order[self.use_start[tensor] : self.use_start[tensor + 1]]
+
     def uses(self, tensor: int) -> Ints:
         """Return the ops that access the tensor, ascending."""
-        of_tensor = self.use_order[self.use_start[tensor] : self.use_start[tensor + 1]]
-        return self.access_op[of_tensor]
+        return self.access_op[self.uses_of(tensor)]
 
     @_column
     def gaps(self) -> Gaps:
@@ -319,7 +322,8 @@ class StepTrace:
     @_column
     def made_elsewhere(self) -> Ints:
         """Large tensors that the step frees and does not make: another kind of step made them."""
-        return np.flatnonzero(self.large & (self.kind == Kind.CARRIED) & (self.next_alias < 0))
+        alone = self.large & ~self.is_segment & (self.next_alias < 0)
+        return np.flatnonzero(alone & (self.kind == Kind.CARRIED))
 
     @_column
     def working_set(self) -> Ints:

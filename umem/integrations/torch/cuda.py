@@ -42,8 +42,8 @@ def check(allocator: str) -> None:
     Raises:
         ConfigError: an unknown allocator.
         NotSupportedError: this torch is built without CUDA.
-        StateError: CUDA is initialised, so the allocator can no longer be replaced, or another
-            library replaced torch's allocator.
+        StateError: CUDA is initialised, so the allocator can no longer be replaced, another
+            library replaced torch's allocator, or a CUDA graph is being captured.
     """
     if allocator not in ALLOCATORS:
         raise ConfigError(f"unknown allocator {allocator!r}; allowed: {', '.join(ALLOCATORS)}")
@@ -54,7 +54,11 @@ def check(allocator: str) -> None:
         )
     if allocator != "pool" and _kept is None:
         _check_backend(torch.cuda.memory.get_allocator_backend())
-    if allocator == "pool" or not _initialized():
+    if not _initialized():
+        return
+    if torch.cuda.is_current_stream_capturing():
+        raise StateError("a CUDA graph is being captured; call umem.enable() before or after it")
+    if allocator == "pool":
         return
     if _kept is None:
         raise StateError(_TOO_LATE)

@@ -109,9 +109,10 @@ def _triggers(trace: StepTrace, swaps: list[Swap], peak: Bools) -> list[int]:
     order = sorted(range(len(swaps)), key=lambda one: (-swaps[one].back_us, swaps[one].tensor))
     starts = latest_starts((swaps[one].back_us, swaps[one].in_us) for one in order)
     begin = dict(zip(order, starts, strict=True))
+    free = np.flatnonzero(~np.tile(peak, 2))  # ops of two steps outside the peak window
     triggers = [0] * len(swaps)
     for _ in range(ROUNDS):
-        triggers = [_trigger(trace, swap, begin[one], peak) for one, swap in enumerate(swaps)]
+        triggers = [_trigger(trace, swap, begin[one], free) for one, swap in enumerate(swaps)]
         late = _late(trace, swaps, triggers)
         if not late:
             break
@@ -120,13 +121,12 @@ def _triggers(trace: StepTrace, swaps: list[Swap], peak: Bools) -> list[int]:
     return triggers
 
 
-def _trigger(trace: StepTrace, swap: Swap, start_us: float, peak: Bools) -> int:
+def _trigger(trace: StepTrace, swap: Swap, start_us: float, free: Ints) -> int:
     step, rest = divmod(start_us, trace.compute_us) if trace.compute_us > 0 else (0.0, 0.0)
     ended = int(np.searchsorted(trace.begin_us[1:], rest, side="right")) - 1
     after = max(swap.start, int(step) * trace.n_ops + ended)
-    while after < swap.end - 1 and peak[after % trace.n_ops]:
-        after += 1
-    return min(after, swap.end - 1)
+    following = free[np.searchsorted(free, after) :][:1]
+    return min(*following.tolist(), swap.end - 1) if len(following) else swap.end - 1
 
 
 def _late(trace: StepTrace, swaps: list[Swap], triggers: list[int]) -> list[int]:

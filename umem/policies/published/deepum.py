@@ -100,16 +100,16 @@ class _BlockTable:
     def __init__(self, successors: int, rows: int, ways: int) -> None:
         self._successors = successors
         self._ways = ways
-        self._sets: list[OrderedDict[int, list[int]]] = [
-            OrderedDict() for _ in range(max(1, rows // ways))
-        ]
+        self._count = max(1, rows // ways)
+        # By number, and only those in use: a table for each op of a long step is kept.
+        self._sets: dict[int, OrderedDict[int, list[int]]] = {}
         self._start: int | None = None
         self._end: int | None = None
 
     def learn(self, blocks: list[int]) -> None:
         """Learn from one run of the op: the blocks it touched, in order."""
         for block, following in pairwise(blocks):
-            rows = self._sets[block % len(self._sets)]
+            rows = self._sets.setdefault(block % self._count, OrderedDict())
             row = rows.pop(block, [])
             rows[block] = [following, *(old for old in row if old != following)][: self._successors]
             if len(rows) > self._ways:
@@ -125,7 +125,7 @@ class _BlockTable:
             yield block
             if block == self._end:
                 return
-            row = self._sets[block % len(self._sets)].get(block, [])
+            row = self._sets.get(block % self._count, {}).get(block, [])
             fresh = [following for following in row if following not in seen]
             seen.update(fresh)
             queue += fresh

@@ -38,6 +38,8 @@ class DataflowGraph:
         It reaches `op`, is `ahead` levels above it or up to 10 more, the deepest first, and is
         deeper than op `behind`. If there is none, the fetch waits for the op just before.
         """
+        if self.level[op] - ahead <= self.level[behind]:
+            return op - 1  # all that `_reaching` would search is too shallow
         for level, one in self._reaching(op, ahead):
             if level > self.level[behind] and behind <= one < op:
                 return one
