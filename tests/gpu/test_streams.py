@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -253,7 +253,9 @@ def test_the_random_program_notices_waits_that_are_missing(softcuda: Softcuda, e
 
 
 @pytest.mark.usefixtures("softcuda")
-def test_umem_may_be_busy_while_another_library_begins_a_capture(program: Program) -> None:
+def test_umem_may_be_busy_while_another_library_begins_a_capture(
+    program: Callable[..., tuple[str, str]],
+) -> None:
     """umem is not told of it: its calls must be of those that no capture forbids."""
     program(
         """
@@ -278,7 +280,7 @@ assert intact(held)
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_memory_used_on_a_stream_while_umem_was_off_is_not_given_out_before(
-    program: Program, softcuda: Softcuda, seed: int
+    program: Callable[..., tuple[str, str]], softcuda: Softcuda, seed: int
 ) -> None:
     program(
         f"""
@@ -302,7 +304,7 @@ assert bool(result.cpu().eq(3.0).all()) and not soft.races(), soft.races()
 
 
 def test_a_block_used_on_another_devices_stream_is_free_afterwards(
-    program: Program, softcuda: Softcuda
+    program: Callable[..., tuple[str, str]], softcuda: Softcuda
 ) -> None:
     program(
         """

@@ -77,6 +77,38 @@ def test_real_values_tell_more_and_sharing_them_changes_nothing() -> None:
     assert [finding.modules for finding in _of("duplicate", report)] == names[:1]
 
 
+def test_modules_beside_the_model_are_told_apart_and_left_alone() -> None:
+    """A frozen teacher of the same type, with paths equal to the model's."""
+
+    def make() -> Any:
+        net, optimizer, batch, _ = _make(draw=lambda: torch.ones(WIDTH, WIDTH))()
+        teacher = nn.Sequential(*(Masked(lambda: torch.zeros(WIDTH, WIDTH)) for _ in range(3)))
+        teacher.append(nn.ReLU()).requires_grad_(False)
+
+        def loss(model: Any, batch: Any) -> Any:
+            return (model(batch[0]) - teacher(batch[0])).square().sum()
+
+        return net, optimizer, batch, loss
+
+    report = apply.with_values(make, findings.lint(make))
+    assert ("other Sequential.3",) in [finding.modules for finding in _of("in_place", report)]
+    shared = [f.modules for f in _of("duplicate", report) if f.modules]
+    masks, drawn = (tuple(f"{i}.{name}" for i in range(3)) for name in ("mask", "drawn"))
+    others = [tuple(f"other Sequential.{name}" for name in names) for names in (masks, drawn)]
+    assert sorted(shared) == [drawn, (*masks, *others[0]), others[1]]
+    assert "outside of the model" in report.remarks[-1]
+    checked = apply.check(make, report.findings)
+    assert checked.differing == []
+    assert len(checked.done) == 2  # masks and drawn
+
+
+def test_a_sparse_buffer_is_no_finding() -> None:
+    def edit(net: Any) -> None:
+        net.register_buffer("graph", torch.eye(WIDTH).to_sparse())
+
+    apply.with_values(_make(edit=edit), findings.lint(_make(edit=edit)))
+
+
 def test_buffers_that_a_step_writes_are_no_duplicates() -> None:
     # Equal at first: running_mean is 0 and running_var is 1 in all of them.
     report = apply.with_values(_make(), findings.lint(_make()))

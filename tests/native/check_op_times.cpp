@@ -95,6 +95,24 @@ std::map<std::string, float> times() {
   return found;
 }
 
+// An op without a time, such as another thread's, that is logged first after a pause.
+std::map<std::string, float> times_beside_an_untimed_op() {
+  recorder().start(kPlan, {{kBlock, 4096, "", "", 0}}, true);
+  OpTimer timed, other;
+  begin(timed, 0);
+  pause(timed, 1, 4);
+  const Used used{kBlock};
+  other.enter();
+  recorder().begin(other, &used, 1, 0, 0);
+  recorder().end(other, "other", nullptr, "");
+  end(timed, "timed", 10, nullptr);
+  std::map<std::string, float> found;
+  for (const Event& event : recorder().take(kPlan, true).events)
+    if (event.kind == EventKind::kOp) found[event.name] = event.us;
+  recorder().stop(kPlan);
+  return found;
+}
+
 }  // namespace
 
 int main() {
@@ -102,6 +120,9 @@ int main() {
   EXPECT(found.size() == 2);
   EXPECT(found.at("inner") == 2000);
   EXPECT(found.at("outer") == 3000);
+  const std::map<std::string, float> beside = times_beside_an_untimed_op();
+  EXPECT(beside.at("timed") == 7000);
+  EXPECT(beside.at("other") < 0);
   g_most = g_made + 2;  // the pause of the outer op is not measured: its time is not known
   const std::map<std::string, float> unknown = times();
   EXPECT(unknown.at("outer") < 0);

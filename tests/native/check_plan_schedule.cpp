@@ -122,6 +122,27 @@ void copies_wait_for_collectives(bool ends_in_time) {
   expect({}, {});  // it is late for a copy
 }
 
+// A plan may follow many steps before it acts, and its copies are due in none of them.
+void copies_that_nobody_takes_are_forgotten(bool dropped) {
+  residency::Ledger ledger = both_here();
+  const residency::CandidateView view{ledger, 0};
+  policy::PlanCursor cursor(with_copies(), {kA, kB});
+  policy::PlanSchedule schedule(cursor);
+  for (int step = 0; step < 100; ++step) {
+    for (residency::RangeId id : {kA, kA, kB}) {
+      EXPECT(cursor.op_ended(view, {&id, 1, 1}) == policy::Followed::kHit);
+      schedule.op_ended();
+    }
+    EXPECT(cursor.step_ended());
+    if (dropped) schedule.drop_write_backs();
+    schedule.step_began(true);
+  }
+  std::vector<residency::RangeId> begins, ends;
+  schedule.write_backs(view, false, begins, ends);
+  EXPECT(begins.empty());  // op 0 will write it
+  EXPECT(ends.size() == (dropped ? 1u : 101u));
+}
+
 // A plan of 4 MiB: after op 0 its weight leaves, and returns for op 2 beside the other one.
 policy::Plan that_fetches() {
   policy::Plan plan = plan_of({0, 1, 0});
@@ -165,6 +186,8 @@ int main() {
   run(false);  // a plan next to the active one
   copies_wait_for_collectives(true);
   copies_wait_for_collectives(false);
+  copies_that_nobody_takes_are_forgotten(true);
+  copies_that_nobody_takes_are_forgotten(false);
   fetches_count_what_is_not_planned(0);
   fetches_count_what_is_not_planned(kBytes);
   fetches_count_what_is_not_planned(kBytes + 1);

@@ -122,6 +122,25 @@ def test_parts_of_helpers_are_left_out_with_their_ops() -> None:
     _core.release(a)
 
 
+def test_blocks_of_helpers_begin_in_the_order_of_the_ops_inputs() -> None:
+    """As the plan counts them: what the op writes, then what it reads."""
+    _core.record_start("plan")
+    blocks: list[int] = []
+
+    def allocate() -> None:
+        blocks.extend(_core.allocate(size * MIB) for size in (4, 8))
+
+    helper = threading.Thread(target=allocate)
+    helper.start()
+    helper.join()
+    source, target = blocks
+    op("aten::copy_", [target, source], n_overwritten=1, n_written=1)
+    sizes = [event.bytes for event in taken() if isinstance(event, Alloc)]
+    assert sizes == [8 * MIB, 4 * MIB]
+    for block in blocks:
+        _core.release(block)
+
+
 def test_what_is_overwritten_is_not_read() -> None:
     _core.record_start("plan")
     a, b = _core.allocate(4 * MIB), _core.allocate(4 * MIB)

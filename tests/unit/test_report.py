@@ -28,7 +28,7 @@ from umem.report.timeline import OTHER, MoveKind, Moves, Timeline
 from umem.simulation import replay
 from umem.trace import origin
 from umem.trace.ids import BlockId
-from umem.trace.schema import Alloc, Op
+from umem.trace.schema import Alloc, Free, Op
 from umem.trace.step_builder import StepBuilder
 from umem.trace.step_trace import Kind, StepTrace
 
@@ -293,6 +293,14 @@ def test_a_large_step_is_replayed_once_and_the_page_says_so(
     assert text in shown.notes
 
 
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [(0.5, "0.0005 ms"), (999.4e3, "999 ms"), (999.6e3, "1 s"), (1.234e9, "1,234 s")],
+)
+def test_times_have_a_unit_that_needs_no_exponent(us: float, text: str) -> None:
+    assert findings._ms(us) == text
+
+
 def test_a_better_policy_is_named_with_its_own_time() -> None:
     step = step_of(synthetic.training(8, 4 * PAGE, 6 * PAGE, 3))
     shown = content(step, step.peak_bytes // 2, compared=("auto",))
@@ -300,6 +308,46 @@ def test_a_better_policy_is_named_with_its_own_time() -> None:
     again = replay.replay_step(step, "auto", LINK, step.peak_bytes // 2)
     assert named.step_us == pytest.approx(again.step_us)
     assert again.step_us < shown.line.result.step_us
+
+
+def test_a_policy_of_the_users_own_is_tried_and_named_by_its_location(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from umem.policies.default.planner import Auto\n"
+        "class Mine(Auto):\n"
+        "    def plan(self, trace, device, budget):\n"
+        "        return super().plan(trace, device, budget)\n"
+    )
+    policy = f"{file}:Mine"  # its name is that of its base, auto
+    step = step_of(synthetic.training(8, 4 * PAGE, 6 * PAGE, 3))
+    shown = content(step, step.peak_bytes // 2, policy, compared=("lru", "auto"))
+    assert {one.policy for one in shown.compared} == {"lru", "auto", policy}
+    assert any(one.setting.startswith("budget=") for one in shown.findings)
+    assert not [note for note in shown.notes if "Not tried: policy" in note]
+
+
+def test_the_share_on_the_host_is_one_that_fits_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = step_of(synthetic.training(8, 16 * PAGE, PAGE, 3, us=300.0, optimizer=True))
+    budget = step.peak_bytes // 2
+    tried: list[StepTrace] = []
+
+    def above_the_budget_at_first(new: StepTrace, *args: Any, **named: Any) -> replay.Result:
+        tried.append(new)
+        result = replay_step(new, *args, **named)
+        if len(tried) > 1:
+            return result
+        return dataclasses.replace(result, raised_from=budget, step_us=1.0)
+
+    replay_step = replay.replay_step
+    monkeypatch.setattr(replay, "replay_step", above_the_budget_at_first)
+    assert make.updated(step, (0.0, 1.0), "auto", LINK, budget) is tried[1]
+
+
+@pytest.mark.parametrize(("pages", "level"), [(0, 0), (1, 1), (31, 1), (32, 2), (63, 3), (64, 4)])
+def test_a_tensor_is_on_the_device_if_all_of_it_is(pages: int, level: int) -> None:
+    assert page.level(np.array([pages]), 64).tolist() == [level]
 
 
 def test_updates_on_the_host_are_a_finding_with_the_time_of_their_replay() -> None:
@@ -564,6 +612,13 @@ def test_a_traces_module_and_line_are_shown(
     assert origins["param"] == "not recorded"
     assert printed["page"] == str(tmp_path / "r.html")
     assert printed["top"] == data["top"]
+
+
+def test_an_id_with_two_origins_has_none() -> None:
+    one, other = ({"line": f"{file}.py:1"} for file in "ab")
+    blocks = ((1, one), (1, other), (2, one))
+    made = [Alloc(BlockId(block), PAGE, extra=extra) for block, extra in blocks]
+    assert origin.of_blocks([made[0], Free(BlockId(1)), *made[1:]]) == {2: "a.py:1"}
 
 
 def test_a_name_that_is_no_utf8_has_a_page(

@@ -68,7 +68,7 @@ def program(make: Callable[[], object], scope: Scope) -> Callable[[], object]:
     with explained("setting the program up"), _without_arguments():
         model, step = parts(make())
         if model is not None:
-            scope.adopt(model)
+            scope.adopt(model, model=True)
         return step
 
 

@@ -65,6 +65,7 @@ class Scope(contextlib.ExitStack):
         self._backward = ""  # the last module of the backward pass
         self._stepping: list[int] = []  # ids of the optimizers inside their step
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._model: weakref.ref[nn.Module] | None = None
         self._parameters = WeakTensorKeyDictionary()
 
     def __enter__(self) -> Scope:
@@ -133,12 +134,22 @@ class Scope(contextlib.ExitStack):
         self._running.clear()
         self._stepping.clear()
 
-    def adopt(self, net: nn.Module) -> None:
-        """Name a module's parts, and take those parameters that were set without a hook."""
+    def adopt(self, net: nn.Module, *, model: bool = False) -> None:
+        """Name a module's parts, and take those parameters that were set without a hook.
+
+        Parts of the program's `model` keep their paths in it. Beside it, those of another module
+        begin with "other" and its type.
+        """
         if net in self._names:
             return
+        other = self._model is not None and self._model() is not None
+        if model:
+            self._model = weakref.ref(net)
+        root = f"other {type(net).__name__}" if other else type(net).__name__
         for name, part in net.named_modules():
-            self._names[part] = name or type(net).__name__
+            if other and part in self._names:
+                continue
+            self._names[part] = f"{root}.{name}" if other and name else name or root
             for held in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
                 self._parameter(part, "", held)
                 self.tracer.made_in(held, self._names[part])

@@ -136,11 +136,22 @@ def with_values(make: Callable[[], object], report: LintReport) -> LintReport:
         PlanError: the program cannot be set up with real tensors, or has no model.
     """
     with _seeded(), program.explained("setting the program up with real tensors"):
-        found = equal_buffers(model_of(make()), report.constants)
+        model = model_of(make())
+        parts = _parts(model)
+        inside = {name: line for name, line in report.constants.items() if _owner(name) in parts}
+        found = equal_buffers(model, inside)
     told = {name for finding in found for name in finding.modules}
     kept = [f for f in report.findings if f.kind != "duplicate" or not told >= {*f.modules}
             or not f.modules]  # fmt: skip
+    # Known already, together with tensors outside of the model.
+    whole = [{*f.modules} for f in kept if f.kind == "duplicate"]
+    found = [f for f in found if not any(names >= {*f.modules} for names in whole)]
     remarks = [remark for remark in report.remarks if remark != report.unsure]
+    if report.unsure and (others := len(report.constants) - len(inside)):
+        remarks.append(
+            f"{others} buffers or fixed parameters are of modules outside of the model that the "
+            "function returned; their values were not compared"
+        )
     return replace(report, findings=ordered([*kept, *found]), remarks=remarks)
 
 
@@ -164,7 +175,7 @@ def _run(make: Callable[[], object], findings: Sequence[Finding]) -> tuple[list[
     with _seeded(), program.explained("a run with real tensors"):
         made = make()
         model = model_of(made)
-        done = apply(model, findings)
+        done = apply(model, _inside(model, findings))
         if isinstance(made, tuple) and len(made) == 4:
             made = (*made[:3], prints.watching(made[3]))
         _, step = program.parts(made)
@@ -211,10 +222,30 @@ def _differing(some: _Prints, others: _Prints) -> list[str]:
 def _traced(make: Callable[[], object], findings: Sequence[Finding]) -> int:
     def applied() -> object:
         made = make()
-        apply(model_of(made), findings)
+        model = model_of(made)
+        apply(model, _inside(model, findings))
         return made
 
     return inplace.peak(program.trace(applied))
+
+
+def _inside(model: nn.Module, findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings as far as they are in the model; a step may use other modules too."""
+    parts = _parts(model)
+    inside = []
+    for finding in findings:
+        if finding.kind == "in_place":
+            names = [name for name in finding.modules if name in parts]
+        else:
+            names = [name for name in finding.modules if _owner(name) in parts]
+        if len(names) == len(finding.modules) or (finding.kind == "duplicate" and len(names) > 1):
+            inside.append(replace(finding, modules=tuple(names)))
+    return inside
+
+
+def _owner(name: str) -> str:
+    """Return the path of the module that holds a parameter or buffer."""
+    return name.rpartition(".")[0]
 
 
 def _share(parts: dict[str, nn.Module], names: Sequence[str]) -> None:

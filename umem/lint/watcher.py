@@ -262,6 +262,8 @@ class Watcher(Tracer):
                 self._hold(f"{prefix}.{name}", buffer, True)
 
     def _hold(self, path: str, tensor: torch.Tensor, buffer: bool) -> None:
+        if tensor.layout != torch.strided:
+            return
         block = self.block(tensor)
         size = tensor.numel() * tensor.itemsize
         kind = f"{tensor.dtype} {list(tensor.shape)}"

@@ -105,7 +105,11 @@ def parts(step: StepTrace) -> int:
 
 
 def _ms(us: float) -> str:
-    return f"{us / 1e3:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
+    """Return the time with three digits, in the unit that its rounded value has."""
+    text = f"{us / 1e3:.3g}"
+    if float(text) < 1e3:
+        return f"{text} ms"
+    return f"{us / 1e6:.3g} s" if us < 999.5e6 else f"{us / 1e6:,.0f} s"
 
 
 def _percent(share: float) -> str:

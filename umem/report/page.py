@@ -371,8 +371,7 @@ def _map(content: Content, scale: _Scale) -> dict[str, Any]:
         life = scale(np.array([alive_from[t], alive_to[t]])).tolist()
         us, pages = levels.get(t, (np.zeros(0), np.zeros(0, np.int64)))
         whole = max(int(step.bytes[t]) // PAGE_BYTES, 1)
-        level = np.where(pages > 0, np.clip(pages * _LEVELS // whole, 1, _LEVELS), 0)
-        rows.append(_row(scale(us), level, life))
+        rows.append(_row(scale(us), level(pages, whole), life))
     return {
         "levels": _LEVELS,
         "left_out": len(large) - len(order),
@@ -388,6 +387,11 @@ def _map(content: Content, scale: _Scale) -> dict[str, Any]:
             for t, row in zip(order, rows, strict=True)
         ],
     }
+
+
+def level(pages: Ints, whole: int) -> Ints:
+    """Return how full the device is of a tensor of `whole` pages, 0 to `_LEVELS`: all of it."""
+    return np.where(pages > 0, np.clip(pages * _LEVELS // whole, 1, _LEVELS), 0)
 
 
 def _levels(line: Timeline, chosen: set[int]) -> dict[int, tuple[Floats, Ints]]:

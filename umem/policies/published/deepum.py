@@ -125,7 +125,8 @@ class _BlockTable:
             yield block
             if block == self._end:
                 return
-            row = self._sets.get(block % self._count, {}).get(block, [])
+            rows = self._sets.get(block % self._count)
+            row = rows.get(block, []) if rows else []
             fresh = [following for following in row if following not in seen]
             seen.update(fresh)
             queue += fresh
