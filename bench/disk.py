@@ -332,10 +332,21 @@ def compare_weights(rounds: int, folder: str, small: bool) -> list[dict[str, Any
     return in_turns(turns, rounds, run)
 
 
+def check_agreement(name: str, what: str, rows: list[dict[str, Any]]) -> None:
+    """Check that all rows have the same numbers, as far as each goes.
+
+    Raises:
+        SystemExit: they differ.
+    """
+    longest = max((row[what] for row in rows), key=len)
+    for row in rows:
+        if row[what] != longest[: len(row[what])]:
+            raise SystemExit(f"{name}: the {what} differ")
+
+
 def results_of_weights(rows: list[dict[str, Any]]) -> list[Result]:
     """Return the figures of inference; a ratio compares medians of the same round."""
-    if len({tuple(row["outputs"])[: WARM_UP["mapped"] + STEPS["mapped"]] for row in rows}) > 1:
-        raise SystemExit("weights: the outputs differ")
+    check_agreement("weights", "outputs", rows)
     found = []
     for share in sorted({row["share"] for row in rows}, reverse=True):
 
@@ -368,9 +379,7 @@ def results_of_weights(rows: list[dict[str, Any]]) -> list[Result]:
 
 def results_of(net: str, rows: list[dict[str, Any]]) -> list[Result]:
     """Return the figures of one network; a ratio compares medians of the same round."""
-    losses = {tuple(row["losses"])[: WARM_UP["plain"] + STEPS["swap"]] for row in rows}
-    if len(losses) > 1:
-        raise SystemExit(f"{net}: the losses differ")
+    check_agreement(net, "losses", rows)
 
     def medians(share: str, way: str, what: str = "seconds") -> list[float]:
         return [

@@ -13,6 +13,7 @@ from typing import Any
 
 import umem
 from umem.base import host
+from umem.base.native import core
 from umem.base.units import GIB
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,12 +91,19 @@ def _commit() -> str:
 
 
 def _other_umem() -> str | None:
-    """Return the first file of the imported umem that differs from this tree's, or None."""
-    imported = Path(umem.__file__).parent
-    for path in sorted((ROOT / "umem").rglob("*.py")):
-        twin = imported / path.relative_to(ROOT / "umem")
-        if not twin.is_file() or twin.read_bytes() != path.read_bytes():
-            return str(twin)
+    """Return the first file of the imported umem that differs from this tree's, or None.
+
+    The native code is that of the sources beside the core, which builds of the extension use.
+    """
+    native = Path(core.__file__).parent / "_src" if core is not None else Path()
+    for folder, installed, pattern in (
+        (ROOT / "umem", Path(umem.__file__).parent, "*.py"),
+        (ROOT / "src", native, "*.[cdh]*"),
+    ):
+        for path in sorted(folder.rglob(pattern)):
+            twin = installed / path.relative_to(folder)
+            if not twin.is_file() or twin.read_bytes() != path.read_bytes():
+                return str(twin)
     return None
 
 

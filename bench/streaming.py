@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import re
 import sys
 import tempfile
@@ -135,8 +136,8 @@ def load(way: str, path: Path, config: Config) -> dict[str, float]:
 
 
 def child(*arguments: str) -> str:
-    """Run Python in a new process and return its output."""
-    return output_of([sys.executable, *arguments])
+    """Run Python in a new process and return its output; it has no GPU, as the report says."""
+    return output_of([sys.executable, *arguments], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
 
 
 def loads(config: Config, smoke: bool, report: Report) -> None:

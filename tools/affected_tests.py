@@ -33,6 +33,8 @@ GUESSED_SECONDS = {"unit": 6.0, "native": 8.0, "integration": 20.0, "arch": 20.0
 _IMPORT_IN_STRING = re.compile(
     r"^\s*(?:from (umem[\w.]*) import ([\w, ]+)|import (umem[\w.]*))", re.MULTILINE
 )
+_LOADER = "bench"  # of tests/support/benches.py: its argument may have no dot
+_DOTTED = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)+")
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,10 @@ class Tree:
                 yield from self._from(name, node)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield from self._in_string(name, node.value)
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == _LOADER:
+                words = (arg.value for arg in node.args if isinstance(arg, ast.Constant))
+                for word in words:
+                    yield from self._module(name, [str(word)])
 
     def _from(self, name: str, node: ast.ImportFrom) -> Iterator[str]:
         tail = node.module.split(".") if node.module else []
@@ -113,7 +119,14 @@ class Tree:
             yield from self._module(name, [*tail, alias.name]) or self._module(name, tail)
 
     def _in_string(self, name: str, text: str) -> Iterator[str]:
-        """Yield imports of programs that tests start, `import umem` in a string."""
+        """Yield the modules that a string names, and those that a program in it imports.
+
+        Tests start such programs; tables of lazy imports, and calls of import_module, name modules.
+        """
+        if _DOTTED.fullmatch(text):
+            package = list(Path(name).parts[:-1])
+            for parts in (text.split("."), [*package, *text.split(".")]):
+                yield from self._module(name, parts)
         for package, names, module in _IMPORT_IN_STRING.findall(text):
             for item in names.split(","):
                 parts = [*(package or module).split("."), *item.split()[:1]]

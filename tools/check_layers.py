@@ -99,7 +99,7 @@ def _include_problem(src: Path, path: Path, layer: str, quote: str, target: str)
     for prefix, allowed in CPP_BORDERS.items():
         if target.startswith(prefix) and layer not in allowed:
             return f"which only {' and '.join(sorted(allowed))} may"
-    if quote == "<":
+    if quote == "<" and target.partition("/")[0] not in CPP_LAYERS:
         return None
     if "/" not in target and (path.parent / target).is_file():
         return None

@@ -13,7 +13,7 @@ from typing import Any
 from harness import interleave
 
 from gpu.parts import Bench
-from gpu.record import TIME_USED_UP, Guard
+from gpu.record import TIME_USED_UP, Guard, GuardError
 from umem.base.stats import plan_hit_share
 from umem.base.units import MIB, PAGE_BYTES
 from umem.config import settings
@@ -171,6 +171,13 @@ def outofcore(bench: Bench) -> None:
     bench.record.take({TORCH: partial(_plain, bench), **under_umem}, bench.deadline)
 
 
+def _needs_peak(bench: Bench, way: str) -> bool:
+    """Return whether the network's peak is known, and leave the way out if it is not."""
+    if "peak_bytes" not in bench.record.details:
+        bench.record.leave_out(way, "the network does not fit below the guard")
+    return "peak_bytes" in bench.record.details
+
+
 def _plain(bench: Bench) -> None:
     """Train with all the memory that torch wants, then with activations saved on the host."""
     net = bench.record.details["net"]
@@ -179,11 +186,18 @@ def _plain(bench: Bench) -> None:
             process.call("train", steps=2, offload=way == OFFLOAD)
             answer = process.call("train", steps=bench.config.steps, offload=way == OFFLOAD)
             _keep(bench, {"way": way, "ms": answer["ms"]})
-            bench.record.details.setdefault("peak_bytes", peak_of(bench, net, process))
+            if way != TORCH:
+                continue
+            try:
+                bench.record.details["peak_bytes"] = peak_of(bench, net, process)
+            except GuardError as error:
+                bench.record.leave_out(net, str(error))
 
 
 def _in_less(bench: Bench, way: str) -> None:
     """Train at each budget with one policy and backing."""
+    if not _needs_peak(bench, way):
+        return
     details, warm = bench.record.details, bench.config.warm_steps
     plans = way.partition("/")[0] == registry.DEFAULT
     with training(bench, details["net"], way) as process:

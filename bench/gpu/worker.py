@@ -51,6 +51,7 @@ class GpuRun:
         if budget:
             umem.set_budget(budget, host_budget)
         before, times = self._stats(), []
+        self._cuda.reset_peak_memory_stats()
         with save_on_cpu(pin_memory=True) if offload else contextlib.nullcontext():
             for _ in range(steps):
                 begin = time.perf_counter()
@@ -64,7 +65,7 @@ class GpuRun:
         return asdict(umem.stats()) if self._under_umem else {}
 
     def peak(self) -> dict[str, Any]:
-        """Return torch's peak of allocated bytes so far."""
+        """Return torch's peak of allocated bytes in the last `train`: no trials of cuDNN's first."""
         return {"bytes": self._cuda.max_memory_allocated()}
 
     def digest(self) -> dict[str, Any]:

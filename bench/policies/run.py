@@ -20,6 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)  # not this folder: its modules are a package's
 
+from facts import version_facts  # noqa: E402
 from harness import Report, Result, Spread, add_outputs, cases, note, results_folder  # noqa: E402
 
 from policies import pictures, report, study, summary  # noqa: E402
@@ -118,7 +119,7 @@ def _one(name: str, grid: Grid, work: Path) -> list[Row]:
         rows.append(row)
         if where != (where := f"{row['device']}, {row['fraction']}"):
             note(f"{name}: {where} ({time.monotonic() - begin:.0f} s)")
-    kept = {"grid": asdict(grid), "rows": rows}
+    kept = {"commit": version_facts()["commit"], "grid": asdict(grid), "rows": rows}
     path = work / f"{name}.json"
     path.with_suffix(".part").write_text(json.dumps(kept), encoding="utf-8")
     path.with_suffix(".part").rename(path)
@@ -126,13 +127,14 @@ def _one(name: str, grid: Grid, work: Path) -> list[Row]:
 
 
 def _part(name: str, grid: Grid, work: Path) -> list[Row] | None:
-    """Return the rows of an earlier run of the same grid; None if there is none."""
+    """Return the rows of an earlier run of this grid at this commit; None if there is none."""
     try:
         kept = json.loads((work / f"{name}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     rows: list[Row] = kept["rows"]
-    return rows if kept["grid"] == json.loads(json.dumps(asdict(grid))) else None
+    same = kept.get("commit") == version_facts()["commit"]
+    return rows if same and kept["grid"] == json.loads(json.dumps(asdict(grid))) else None
 
 
 def _report(rows: list[Row], grid: Grid, args: argparse.Namespace, seconds: float) -> Report:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,8 @@ _SOURCES = (
     HERE / "training.py",
     BENCH / "nets.py",
     UMEM / "demo" / "nets.py",
+    UMEM / "base" / "device_profiles.py",  # durations are from its rooflines
+    BENCH.parent / "examples" / "llama.py",
     *UMEM.glob("capture/*.py"),
 )
 
@@ -73,7 +76,7 @@ class Traces:
 
 @functools.cache
 def _version() -> str:
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(metadata.version("torch").encode())
     for path in sorted(_SOURCES):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

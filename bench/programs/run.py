@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import importlib.util
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -232,8 +233,9 @@ def _worst(rows: list[Row], fraction: str, what: str) -> tuple[float, str] | Non
             if (one["program"], one["fraction"]) == (row["program"], fraction)
             and one["policy"] != "auto"
         ]
-        if others and min(others) > 0:
-            found.append((row[what] / min(others), row["program"]))
+        if others and row[what] > 0:
+            least = min(others)
+            found.append((row[what] / least if least else math.inf, row["program"]))
     return max(found) if found else None
 
 

@@ -34,7 +34,7 @@ class PlanSchedule {
   // or an op stay due.
   void write_backs(const CandidateView& view, bool inner, std::vector<RangeId>& begin,
                    std::vector<RangeId>& end);
-  // The plan does not act: nobody takes them.
+  // The plan does not act, so the engine takes none of them.
   void drop_write_backs() {
     write_back_.clear();
     end_write_back_.clear();

@@ -194,7 +194,7 @@ static Status settle_all(State& s) {
 Status start(const Options& options) {
   UMEM_RETURN_IF_ERROR(check_options(options));
   State& s = state();
-  // Nobody has noted on which streams memory was used while umem was off.
+  // Memory may be in use on streams that umem did not see while it was off.
   if (!s.accepting && !s.forked) UMEM_RETURN_IF_ERROR(settle_all(s));
   const std::lock_guard registry(s.registry);
   if (s.forked)

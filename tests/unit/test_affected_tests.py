@@ -17,6 +17,10 @@ FILES = {
     "umem/middle.py": "def f():\n    from . import low\n",
     "umem/deep/__init__.py": "",
     "umem/deep/top.py": "from ..middle import f\n",
+    "umem/deep/named.py": "",
+    "umem/table.py": 'LAZY = {"x": ("deep.named", "X")}\n',
+    "tests/unit/test_table.py": "from umem import table\n",
+    "tests/unit/test_named.py": 'import importlib\nM = importlib.import_module("umem.deep.named")\n',
     "bench/tool.py": "import umem.low as low\n",
     "tests/support/helper.py": "from umem.middle import f\n",
     "tests/arch/test_rules.py": "",
@@ -24,6 +28,7 @@ FILES = {
     "tests/unit/test_helped.py": "from support import helper\n",
     "tests/unit/test_top.py": "PROGRAM = '''\nimport os\nfrom umem.deep.top import f\n'''\n",
     "tests/unit/test_bench.py": "import tool\n",
+    "tests/unit/test_loaded.py": 'def test_it(bench):\n    bench("tool")\n',
     "tests/unit/test_page.py": 'PAGE = "docs/errors.md"\nRECORDS = "decisions"\n',
     "tests/native/conftest.py": "",
     "tests/native/test_engine.py": "",
@@ -51,11 +56,16 @@ def chosen(root: Path, *changed: str) -> dict[str, int]:
     ("changed", "expected"),
     [
         # In functions, by relative names, through bench/ and through tests/support.
-        ("umem/low.py", {"test_low": 1, "test_bench": 2, "test_helped": 3, "test_top": 3}),
+        (
+            "umem/low.py",
+            {"test_low": 1, "test_bench": 2, "test_loaded": 2, "test_helped": 3, "test_top": 3},
+        ),
         ("umem/middle.py", {"test_helped": 2, "test_top": 2}),
         # In the text of a program that a test starts.
         ("umem/deep/top.py", {"test_top": 1}),
-        ("bench/tool.py", {"test_bench": 1}),
+        ("bench/tool.py", {"test_bench": 1, "test_loaded": 1}),
+        # By a name in a table of lazy imports, and in a call.
+        ("umem/deep/named.py", {"test_named": 1, "test_table": 2}),
         ("tests/unit/test_low.py", {"test_low": 0}),
         ("tests/native/conftest.py", {"test_engine": 1}),
         ("src/base/units.h", {"test_engine": 1}),
@@ -84,11 +94,13 @@ def test_importers_of_a_deleted_file_are_chosen(root: Path) -> None:
 
 
 def test_the_budget_keeps_the_rules_and_the_nearest_test(root: Path) -> None:
-    seconds = dict.fromkeys(FILES, 10.0) | {"tests/unit/test_low.py": 50.0}
+    seconds = dict.fromkeys(FILES, 10.0) | {"tests/unit/test_low.py": 40.0}
     choices = affected_tests.choose(root, ["umem/low.py"], seconds)
     taken, left = affected_tests.within(choices, 5.0)
     assert [Path(one.path).stem for one in taken] == ["test_rules", "test_low"]
-    assert [Path(one.path).stem for one in left] == ["test_bench", "test_helped", "test_top"]
+    assert [Path(one.path).stem for one in left] == [
+        "test_bench", "test_loaded", "test_helped", "test_top",
+    ]  # fmt: skip
     assert affected_tests.within(choices, 90.0)[1] == []
     # A file that does not fit does not exclude later ones.
     dear = affected_tests.choose(root, ["umem/low.py"], seconds | {"tests/unit/test_bench.py": 99})

@@ -29,7 +29,7 @@ class CudaAllocator final : public caching::CUDAAllocator {
   // Reports the bytes of torch's own allocator on every device: they may have changed while it was
   // active.
   void tell_outside_bytes();
-  // Of an earlier installation.
+  // Those of an earlier installation.
   void forget_captures();
 
   // allocator.cpp

@@ -51,7 +51,7 @@ static bool install() {
   check_replaceable(*present);
   CudaAllocator& ours = CudaAllocator::instance();
   if (ours.native() != present) ours.set_native(present);
-  ours.forget_captures();  // that torch's own allocator saw the end of
+  ours.forget_captures();  // their ends were reported to torch's own allocator
   set_allocator(&ours);
   if (c10::GetAllocator(c10::kCUDA) != &ours) {
     caching::allocator.store(present);
@@ -67,7 +67,7 @@ void install_cuda_allocator() {
   if (!install()) return;
   CudaAllocator& ours = CudaAllocator::instance();
   if (ours.initialized()) tell_workspace_sizes();  // else `init` does
-  // What torch's own allocator has cached serves nobody from now on, and would count as used.
+  // The cache of torch's own allocator is of no more use, and would count towards the budget.
   if (ours.initialized()) ours.native()->emptyCache({0, 0});
   ours.tell_outside_bytes();  // without Python's lock for a while
   runtime::set_memory_fraction(caching::CUDAAllocatorConfig::per_process_memory_fraction());
