@@ -68,7 +68,9 @@ def _over_bounds(records: Sequence[Record], folder: Path) -> list[Result]:
 
     A step is recorded on fake tensors, in some seconds of the CPU for each network.
     """
-    link = next((one.details["link"] for one in records if "link" in one.details), {})
+    link: dict[str, float] = next(
+        (one.details["link"] for one in records if "link" in one.details), {}
+    )
     if not {"in", "out", "pinned in", "pinned out"} <= link.keys():
         return []
     software_driver()

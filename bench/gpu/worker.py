@@ -65,7 +65,7 @@ class GpuRun:
         return asdict(umem.stats()) if self._under_umem else {}
 
     def peak(self) -> dict[str, Any]:
-        """Return torch's peak of allocated bytes in the last `train`: no trials of cuDNN's first."""
+        """Return torch's peak of allocated bytes in the last `train`, after cuDNN's trials."""
         return {"bytes": self._cuda.max_memory_allocated()}
 
     def digest(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -148,4 +149,25 @@ from umem.cli import doctor
 enable(budget="64MiB")
 assert "umem is on" in doctor.examine(measure=True)["link"]["problem"]
 """
+    )
+
+
+@pytest.mark.parametrize("version", ["12020", "13000"])
+def test_operators_are_timed_by_every_driver_that_umem_accepts(
+    program: Program, softcuda: object, tmp_path: Path, version: str
+) -> None:
+    file = tmp_path / "run.jsonl"
+    program(
+        TRAINING
+        + f"""
+import json
+with enable(budget="80MiB", trace={str(file)!r}):
+    step = training()
+    for _ in range(3):
+        step()
+events = [json.loads(line) for line in open({str(file)!r})]
+times = [event["us"] for event in events if event.get("e") == "op" and "mm" in event["name"]]
+assert times and min(times) > 0, times
+""",
+        SOFTCUDA_VERSION=version,
     )

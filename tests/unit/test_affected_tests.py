@@ -20,7 +20,7 @@ FILES = {
     "umem/deep/named.py": "",
     "umem/table.py": 'LAZY = {"x": ("deep.named", "X")}\n',
     "tests/unit/test_table.py": "from umem import table\n",
-    "tests/unit/test_named.py": 'import importlib\nM = importlib.import_module("umem.deep.named")\n',
+    "tests/unit/test_named.py": 'from importlib import *\nimport_module("umem.deep.named")\n',
     "bench/tool.py": "import umem.low as low\n",
     "tests/support/helper.py": "from umem.middle import f\n",
     "tests/arch/test_rules.py": "",
