@@ -93,18 +93,16 @@ def _commit() -> str:
 def _other_umem() -> str | None:
     """Return the first file of the imported umem that differs from this tree's, or None.
 
-    The native code is that of the sources beside the core, which builds of the extension use.
+    The native core counts as another one if a source has changed since it was installed.
     """
-    native = Path(core.__file__).parent / "_src" if core is not None else Path()
-    for folder, installed, pattern in (
-        (ROOT / "umem", Path(umem.__file__).parent, "*.py"),
-        (ROOT / "src", native, "*.[cdh]*"),
-    ):
-        for path in sorted(folder.rglob(pattern)):
-            twin = installed / path.relative_to(folder)
-            if not twin.is_file() or twin.read_bytes() != path.read_bytes():
-                return str(twin)
-    return None
+    imported = Path(umem.__file__).parent
+    for path in sorted((ROOT / "umem").rglob("*.py")):
+        twin = imported / path.relative_to(ROOT / "umem")
+        if not twin.is_file() or twin.read_bytes() != path.read_bytes():
+            return str(twin)
+    library = Path(core.__file__)
+    changed = [path.stat().st_mtime for path in (ROOT / "src").rglob("*.*")]
+    return str(library) if max(changed, default=0.0) > library.stat().st_mtime else None
 
 
 def _cpu_model() -> str:

@@ -65,7 +65,8 @@ const char* lasting(const std::string& name) {
 std::uint64_t begin(const std::vector<std::uintptr_t>& inputs, const std::string& family,
                     const std::string& phase, const std::string& name, std::uint32_t overwritten,
                     std::uint32_t written,
-                    const std::map<std::size_t, std::pair<std::size_t, std::size_t>>& parts) {
+                    const std::map<std::size_t, std::pair<std::size_t, std::size_t>>& parts,
+                    int device, std::uintptr_t stream) {
   static std::uint64_t next_token = 0;
   auto op = std::make_unique<runtime::Op>();
   const residency::Family found = residency::find_family(family);
@@ -74,6 +75,8 @@ std::uint64_t begin(const std::vector<std::uintptr_t>& inputs, const std::string
   op->name = lasting(name);
   op->n_overwritten = overwritten;
   op->n_written = written;
+  op->device = device;
+  op->stream = stream;
   std::vector<runtime::Input> list;
   for (const void* storage : pointers(inputs)) list.push_back({storage});
   for (const auto& [i, part] : parts) {
@@ -141,7 +144,7 @@ void bind_memory(py::module_& module) {
   });
   module.def("op_begin", &begin, py::arg("pointers"), py::arg("family"), py::arg("phase"),
              py::arg("name") = "", py::arg("n_overwritten") = 0, py::arg("n_written") = 0,
-             py::arg("parts") = py::dict());
+             py::arg("parts") = py::dict(), py::arg("device") = 0, py::arg("stream") = 0);
   module.def("op_end", &end);
   module.def("family_of",
              [](const std::string& name) { return residency::name(residency::family_of(name)); });

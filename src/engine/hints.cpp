@@ -13,6 +13,8 @@ Status Hints::check_evictable(RangeId id) const {
     return {Code::kBadState, "the block is in use by a running op"};
   if (state_.ledger.at(id).user_pins > 0)
     return {Code::kBadState, "the block is pinned; call umem.unpin() first"};
+  if (state_.mapped() && state_.ledger.at(id).in_collective)
+    return {Code::kBadState, "a collective may be using the block; evict it after a later step"};
   return {};
 }
 

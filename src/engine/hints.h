@@ -15,8 +15,10 @@ class Hints {
   Hints(EngineState& state, Transfers& transfers, Moves& moves, WriteBack& write_back)
       : state_(state), transfers_(transfers), moves_(moves), write_back_(write_back) {}
 
-  // True if a running op uses the unit on the host, where it has to stay.
-  bool used_in_place(RangeId id) const { return moves_.used_in_place(id); }
+  // True if a running op may use the unit on the host, where it has to stay.
+  bool used_in_place(RangeId id) const {
+    return state_.mapped() && state_.ledger.at(id).op_pins > 0;
+  }
   Status prefetch(RangeId id) { return moves_.prefetch(id); }
   // kBadState if an op is using the unit, or the program pinned it.
   Status evict(RangeId id);

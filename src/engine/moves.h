@@ -51,9 +51,9 @@ class Moves {
   void bring(RangeId id);
   // kOutOfDeviceMemory if the unit does not fit.
   Status prefetch(RangeId id);
-  bool used_in_place(RangeId id) const;
 
  private:
+  bool used_in_place(RangeId id) const;
   Status wait_for_space(Lane& lane);
   void discard_dead(std::size_t bytes);
   void drop_dead(std::size_t bytes);

@@ -201,7 +201,9 @@ Status Sleep::wake(std::uint32_t tags, std::uint64_t number, std::size_t& bytes)
     if (it < first && !held(*it)) continue;
     // Not as dead bytes, even if they were discarded: the program may have written them since
     // without umem noticing.
-    if (state_.active() && !held(*it)) {
+    // Memory that no op has named, such as a workspace, may be used unseen, so it has to be there.
+    const bool needed = state_.mapped() && state_.ledger.at(it->id).fresh;
+    if (state_.active() && !held(*it) && !needed) {
       moves_.bring(it->id);
     } else {
       error.keep(moves_.prefetch(it->id));

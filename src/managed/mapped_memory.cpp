@@ -174,9 +174,13 @@ cu::CUresult MappedMemory::create_host(const Chunk& chunk, Handle& memory) {
   const int nearest = std::max(driver::nearest_host_node(table_, chunk.device), 0);
   const cu::CUresult created = create(nearest);
   if (created == cu::CUDA_SUCCESS) return created;
-  for (int node = 0; node < kMostNodes; ++node)
-    if (node != nearest && create(node) == cu::CUDA_SUCCESS) return cu::CUDA_SUCCESS;
-  return created;
+  bool full = created == cu::CUDA_ERROR_OUT_OF_MEMORY;
+  for (int node = 0; node < kMostNodes; ++node) {
+    const cu::CUresult other = node == nearest ? created : create(node);
+    if (other == cu::CUDA_SUCCESS) return other;
+    full = full || other == cu::CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  return full ? cu::CUDA_ERROR_OUT_OF_MEMORY : created;
 }
 
 Status MappedMemory::make_host(const Chunk& chunk, Host& host) {

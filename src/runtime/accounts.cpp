@@ -133,11 +133,12 @@ void set_outside_bytes(int device, std::size_t bytes) noexcept {
 }
 
 bool make_way(int device, std::size_t outside_bytes) noexcept {
-  if (state().captures > 0) return false;
+  State& s = state();
+  if (s.captures > 0 || !State::has_slot(device)) return false;
   set_outside_bytes(device, outside_bytes);
-  with_device(device, [](Device& d) { d.engine.finish_moves(); });
-  release_cached();
-  return true;
+  DeviceLock lock(s.slot(device));
+  if (!s.open() || !lock.device()) return false;
+  return wait_for_moves(s, lock).ok() && release_all_cached(lock).ok();
 }
 
 void set_workspace_sizes(const std::size_t* sizes, std::size_t count) noexcept {
@@ -170,6 +171,10 @@ void capture_begin() noexcept {
 
 void capture_end() noexcept {
   --state().captures;
+}
+
+bool any_captures() noexcept {
+  return state().captures > 0;
 }
 
 }  // namespace umem::runtime

@@ -54,5 +54,6 @@ UMEM_API bool serves_graphs() noexcept;
 // makes no driver call that would break a capture.
 UMEM_API void capture_begin() noexcept;
 UMEM_API void capture_end() noexcept;
+UMEM_API bool any_captures() noexcept;
 
 }  // namespace umem::runtime

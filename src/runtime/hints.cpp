@@ -58,7 +58,10 @@ Placement look(const State& s, const HeldDevices& held, MemSpan span) {
   std::uint32_t scope = 0;
   each_unit(s, held, span, [&](Device& device, RangeId id, MemSpan part) {
     add(sum, device.engine, id, part.bytes);
-    const auto found = device.scopes.find(reinterpret_cast<const void*>(span.base));
+    // A view of a large block has the block's scope.
+    const bool segment = device.engine.ledger().at(id).segment;
+    const std::uintptr_t block = segment ? span.base : s.ranges[s.ranges[id].head].base;
+    const auto found = device.scopes.find(reinterpret_cast<const void*>(block));
     if (found != device.scopes.end()) scope = found->second;
   });
   sum.scope = s.scope_names.name(scope);

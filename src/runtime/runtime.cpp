@@ -179,6 +179,7 @@ static Status resume(State& s, const Options& options) {
   UMEM_RETURN_IF_ERROR(apply_limits(s, options));
   each_device(s, [&](Device& device) { device.engine.set_policy(*policy::find(options.policy)); });
   s.options = options;
+  s.steps_given = false;
   engine::Watchdog::the().set_patience(options.watchdog_s);
   reset_peaks(s);  // a new session has its own peaks
   return {};

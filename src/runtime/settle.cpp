@@ -1,7 +1,5 @@
 #include "runtime/settle.h"
 
-#include <utility>
-
 #include "runtime/cache.h"
 
 namespace umem::runtime {
@@ -21,15 +19,22 @@ Status release_all_cached(DeviceLock& lock) {
   return wait_until_freed(lock);
 }
 
-Status settle(State& s, DeviceLock& lock) {
-  Device& device = *lock.device();
+// Holds no lock while it waits: the work may be that of a thread that needs it.
+Status wait_for_moves(State& s, DeviceLock& lock) {
+  engine::Engine& engine = lock.device()->engine;
+  const engine::Ticket last = engine.last_departure();
   Status synchronized;
   lock.without([&] {
-    const driver::CallScope scope(s.driver.table, device.place);
+    engine.wait_issued(last);
+    const driver::CallScope scope(s.driver.table, lock.device()->place);
     synchronized =
         driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize);
   });
-  UMEM_RETURN_IF_ERROR(std::move(synchronized));
+  return synchronized;
+}
+
+Status settle(State& s, DeviceLock& lock) {
+  UMEM_RETURN_IF_ERROR(wait_for_moves(s, lock));
   return release_all_cached(lock);
 }
 

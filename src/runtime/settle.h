@@ -9,6 +9,8 @@ namespace umem::runtime {
 Status wait_until_freed(DeviceLock& lock);
 // Returns all cached memory to the driver.
 Status release_all_cached(DeviceLock& lock);
+// Waits until the driver has completed all evictions, and all work on the device.
+Status wait_for_moves(State& s, DeviceLock& lock);
 // Waits for the device, so that no stream uses a block, and returns cached memory to the driver.
 Status settle(State& s, DeviceLock& lock);
 

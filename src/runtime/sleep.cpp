@@ -70,20 +70,6 @@ bool release_unused(State& s, DeviceLock& lock) {
   return true;
 }
 
-// Waits until the driver has completed all evictions.
-Status wait_for_moves(State& s, DeviceLock& lock) {
-  engine::Engine& engine = lock.device()->engine;
-  const engine::Ticket last = engine.last_departure();
-  Status synchronized;
-  lock.without([&] {
-    engine.wait_issued(last);
-    const driver::CallScope scope(s.driver.table, lock.device()->place);
-    synchronized =
-        driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize);
-  });
-  return synchronized;
-}
-
 Status sleep_on(State& s, DeviceLock& lock, const engine::SleepRequest& wanted, Slept* slept) {
   // No stream uses the bytes to be discarded then, and the cache takes no host memory.
   Device& device = *lock.device();

@@ -46,8 +46,10 @@ Status bring_in(const State& s, const HeldDevices& held, const MemSpans& spans) 
   });
   // So that none of them leaves for another one.
   each([](Engine& engine, RangeId id) { engine.ledger().pin(id); });
-  for (const auto& [engine, id] : movable)
-    if (status.ok()) status = engine->hints().prefetch(id);
+  for (const auto& [engine, id] : movable) {  // a smaller unit may fit where one did not
+    Status brought = engine->hints().prefetch(id);
+    if (status.ok()) status = std::move(brought);
+  }
   each([](Engine& engine, RangeId id) { engine.ledger().unpin(id); });
   return status;
 }

@@ -368,13 +368,51 @@ def test_hints_bring_in_what_was_evicted(program: Program, hint: str) -> None:
     words = run(
         program,
         f"""
-        with start():
+        with start("32MiB"):
             tensors = blocks(4)
             torch.cuda.synchronize()
             umem.evict(tensors)
             print(umem.stats().resident_bytes)
             {hint}(tensors)
             print(umem.stats().resident_bytes // MIB, umem.stats().bytes_in // MIB, intact(tensors))
+            buffer = umem.Buffer(4 << 20)  # no operator names it
+            umem.evict(buffer)
+            print(umem.stats().resident_bytes // MIB)
+            {hint}(buffer)
+            print(umem.stats().resident_bytes // MIB)
         """,
     )
-    assert words == ["0", "8", "8", "True"]
+    assert words == ["0", "8", "8", "True", "8", "12"]
+
+
+def test_what_no_operator_has_named_comes_back_after_a_sleep(program: Program) -> None:
+    words = run(
+        program,
+        """
+        with start():
+            buffer = umem.Buffer(4 << 20)
+            handle = umem.sleep()
+            print(umem.stats().resident_bytes)
+            handle.wake()
+            print(umem.stats().resident_bytes // MIB)
+        """,
+    )
+    assert words == ["0", "4"]
+
+
+def test_hints_bring_what_fits_beside_what_does_not(program: Program) -> None:
+    words = run(
+        program,
+        """
+        with start():
+            large = torch.empty(20 * MIB, dtype=torch.uint8, device="cuda")
+            small = torch.ones(MIB, device="cuda")
+            umem.evict([large, small])
+            try:
+                umem.prefetch([large, small])
+            except umem.errors.OutOfMemoryError:
+                print("out of memory", umem.stats().resident_bytes // MIB)
+        """,
+        warns="larger than the budget",
+    )
+    assert words == ["out", "of", "memory", "4"]

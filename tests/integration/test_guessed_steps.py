@@ -189,12 +189,15 @@ def test_a_program_that_says_where_its_steps_end_is_believed() -> None:
     assert core.steps() == before + 1
 
 
-def test_the_next_session_guesses_again() -> None:
+@pytest.mark.parametrize("alive", [False, True], ids=["closed", "with a tensor alive"])
+def test_the_next_session_guesses_again(alive: bool) -> None:
+    kept = torch.empty(1 << 20) if alive else None
     umem.step()
     umem.disable()
     with umem.enable(budget="64MiB", device="soft"):
         weights, optimizers = with_optimizers(1)
         assert train(weights, optimizers) == 1
+    del kept
 
 
 class NamedBackward(torch.autograd.Function):

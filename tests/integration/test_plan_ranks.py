@@ -145,16 +145,25 @@ def test_the_text_says_what_a_node_needs(
     assert not torch.distributed.is_initialized()
 
 
-def test_a_host_that_is_too_small_needs_more_nodes(plan: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ranks_beside", "nodes"), [(2.9, 2), (1.5, 4), (0.9, None)])
+def test_a_host_that_is_too_small_needs_more_nodes(
+    plan: Any, tmp_path: Path, ranks_beside: float, nodes: int | None
+) -> None:
+    """No rank's bytes are on two hosts."""
     node = tmp_path / "small.toml"
-    node.write_text(
-        'name = "small"\ndevice = "a100-pcie4"\ndevices = 4\nmemory = "64MiB"\n'
-        'peer_gb_s = 25\nnetwork_gb_s = 25\nsource = "by hand"\n'
-    )
-    ranks = plan("plain", "--node", str(node), "--budget", "50%")["ranks"]
+
+    def answer(memory: int) -> Any:
+        node.write_text(
+            f'name = "small"\ndevice = "a100-pcie4"\ndevices = 4\nmemory = "{memory}MiB"\n'
+            'peer_gb_s = 25\nnetwork_gb_s = 25\nsource = "by hand"\n'
+        )
+        return plan("plain", "--node", str(node), "--budget", "50%")["ranks"]
+
+    needed = answer(1 << 20)["host_bytes_rank"] / MIB
+    ranks = answer(int(ranks_beside * needed / 0.9))
     assert not ranks["host_fits"]
-    needed = -(-ranks["host_bytes_rank"] * 4 // int(0.9 * 64 * MIB))
-    assert ranks["nodes_needed"] == needed > ranks["nodes"] == 1
+    assert ranks["nodes"] == 1
+    assert ranks["nodes_needed"] == nodes
 
 
 @pytest.mark.parametrize(

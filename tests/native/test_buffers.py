@@ -79,6 +79,20 @@ def test_the_memory_is_freed_with_its_last_owner(on: None) -> None:
     del others
 
 
+def test_arrays_of_a_freed_buffer_keep_its_memory(on: None) -> None:
+    buffer = umem.Buffer(4 * MIB)
+    array = np.asarray(buffer)
+    array[:] = 7
+    buffer.free()
+    with pytest.raises(umem.StateError, match="was freed"):
+        _ = buffer.ptr
+    other = umem.Buffer(4 * MIB)
+    np.asarray(other)[:] = 9
+    assert (array == 7).all()
+    del array, buffer
+    assert umem.stats().live_bytes == 4 * MIB
+
+
 def test_an_unused_capsule_frees_too(on: None) -> None:
     capsule = umem.Buffer(4 * MIB).__dlpack__()
     assert umem.stats().live_bytes == 4 * MIB

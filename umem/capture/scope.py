@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -66,6 +67,7 @@ class Scope(contextlib.ExitStack):
         self._stepping: list[int] = []  # ids of the optimizers inside their step
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._model: weakref.ref[nn.Module] | None = None
+        self._others: Counter[str] = Counter()  # modules beside the model, by type
         self._parameters = WeakTensorKeyDictionary()
 
     def __enter__(self) -> Scope:
@@ -140,16 +142,20 @@ class Scope(contextlib.ExitStack):
         Parts of the program's `model` keep their paths in it. Beside it, those of another module
         begin with "other" and its type.
         """
-        if net in self._names:
-            return
-        other = self._model is not None and self._model() is not None
         if model:
             self._model = weakref.ref(net)
-        root = f"other {type(net).__name__}" if other else type(net).__name__
+            self._names.clear()  # those that ran before it was known get their names once more
+        if net in self._names:
+            return
+        root, before = type(net).__name__, ""
+        if other := not model and self._model is not None and self._model() is not None:
+            self._others[root] += 1
+            root = f"other {root}" + (f" {n}" if (n := self._others[root]) > 1 else "")
+            before = f"{root}."
         for name, part in net.named_modules():
             if other and part in self._names:
                 continue
-            self._names[part] = f"{root}.{name}" if other and name else name or root
+            self._names[part] = before + name if name else root
             for held in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
                 self._parameter(part, "", held)
                 self.tracer.made_in(held, self._names[part])

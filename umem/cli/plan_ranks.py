@@ -69,7 +69,7 @@ class Answer:
     host_bytes_node: int
     host_memory_bytes: int
     host_fits: bool
-    nodes_needed: int  # for the devices and the hosts' memory
+    nodes_needed: int | None  # for the devices and the hosts' memory; None: a host is too small
 
     def as_dict(self) -> dict[str, Any]:
         """Return the answer for JSON."""
@@ -139,7 +139,8 @@ def answer(
         alone = replay.replay_step(step, best.policy, node.profile(1), best.budget)
     held = 0 if best is None else best.peak_host
     used, usable = held * found.busy, host.for_evicted(node.memory_bytes)
-    hosts = max(node.nodes_of(found.ranks), -(-held * found.ranks // usable))
+    beside = usable // held if held else found.ranks  # ranks whose bytes one host holds
+    hosts = max(node.nodes_of(found.ranks), -(-found.ranks // beside)) if beside else None
     return Answer(
         ranks=found.ranks,
         node=node.name,

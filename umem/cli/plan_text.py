@@ -191,11 +191,14 @@ def _ranks(outcome: PlanAnswer) -> Iterator[str]:
         yield _row(
             "", f"{_ms(found.step_us)} a step, {ratio:.2f} times that of a device with its own link"
         )
+    needed = "a larger host is needed"
+    if found.nodes_needed is not None:
+        needed = f"{found.nodes_needed} nodes needed"
     yield _row(
         "host",
         f"{format_bytes(found.host_bytes_rank)} a rank, {format_bytes(found.host_bytes_node)} a "
         f"node of {format_bytes(found.host_memory_bytes)}"
-        + ("" if found.host_fits else f": does not fit; {found.nodes_needed} nodes needed"),
+        + ("" if found.host_fits else f": does not fit; {needed}"),
     )
 
 

@@ -44,6 +44,7 @@ class Buffer:
         stream: object = None,
     ) -> None:
         self._block: ExternalBlock | None = None
+        self._lent: ExternalBlock | None = None  # to arrays, which keep this object
         self.shape, self.dtype = _shape(shape), _dtype(dtype)
         nbytes = self.dtype.itemsize
         for n in self.shape:
@@ -77,7 +78,10 @@ class Buffer:
         return self._live().stream
 
     def free(self) -> None:
-        """Release the memory; arrays and DLPack consumers that were made from it keep it."""
+        """Release the memory; arrays and DLPack consumers that were made from it keep it.
+
+        Arrays that were made by an array interface keep this object, and the memory with it.
+        """
         self._block = None
 
     def record_stream(self, stream: object) -> None:
@@ -92,6 +96,7 @@ class Buffer:
         """The CUDA array interface, version 3; AttributeError on the software device."""
         if not self._on_gpu:
             raise AttributeError("a Buffer on the software device is for __array_interface__")
+        self._lent = self._block
         return {**self._interface(), "stream": self._live().stream or 1}  # 1: legacy default
 
     @property
@@ -99,6 +104,7 @@ class Buffer:
         """The array interface, version 3; AttributeError on a GPU."""
         if self._on_gpu:
             raise AttributeError("a Buffer on a GPU is for __cuda_array_interface__")
+        self._lent = self._block
         return self._interface()
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -87,8 +87,8 @@ class MemoryResource(_Base):  # type: ignore[misc, unused-ignore]
 
     @property
     def is_managed(self) -> bool:
-        """True if memory is managed, which not every driver and device can use."""
-        return _managed()
+        """True if memory is managed, which not every driver, device and backing has."""
+        return _managed() and core.current_options().backing == "managed"
 
 
 @functools.cache

@@ -370,6 +370,6 @@ def _discard(part: StorageSpan, core: Any) -> int:
     if part.tensor.device.type == "cuda":
         stream = torch.cuda.current_stream(part.tensor.device).cuda_stream
     done: int = core.discard(*part.span, stream)
-    if not part.tensor.is_inference():
+    if done and not part.tensor.is_inference():
         torch.autograd.graph.increment_version(part.tensor)
     return done

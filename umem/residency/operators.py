@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..session import session
-from .spans import parts, tensors_in
+from .spans import parts, stream_of, tensors_in
 
 
 @contextlib.contextmanager
@@ -18,7 +18,8 @@ def uses(tensors: object = (), writes: object = (), *, name: str = "umem::uses")
     Put it around the launch of a kernel that torch's dispatcher does not see, in CUDA, Triton or
     C++. umem treats the block as one operator: it brings the tensors in before the block, keeps
     them while the block runs, and includes them in recorded steps and plans. Operators of torch
-    inside the block are observed as usual. While umem is off, this does nothing.
+    inside the block are observed as usual. While umem is off, or does not observe operators
+    (`observer=off`), this does nothing.
 
     Args:
         tensors: the tensors that the kernel reads, as for `umem.prefetch`.
@@ -58,5 +59,21 @@ def _begin(name: str, written: list[Any], read: list[Any]) -> Callable[[], objec
     spans = [*first, *(part.span for part in parts(read, "uses") if part.nbytes)]
     used = {i: (0, nbytes) for i, (_, nbytes) in enumerate(spans)}
     addresses = [address for address, _ in spans]
-    token = core.op_begin(addresses, core.family_of(name), "", name, 0, len(first), used)
+    device, stream = _current(written + read)
+    token = core.op_begin(
+        addresses, core.family_of(name), "", name, 0, len(first), used, device, stream
+    )
     return lambda: core.op_end(token, "")
+
+
+def _current(given: list[Any]) -> tuple[int, int]:
+    """Return the device, and the stream on it that a kernel is launched on: torch's or CuPy's."""
+    for one in given:
+        if getattr(getattr(one, "device", None), "type", "") == "cuda":
+            import torch
+
+            return one.device.index, torch.cuda.current_stream(one.device).cuda_stream
+    array = given[0] if given else None
+    device = getattr(array, "device", 0)
+    number = getattr(device, "id", device)  # CuPy's is an object, NumPy's is a text
+    return (number if isinstance(number, int) else 0), stream_of(array)

@@ -115,7 +115,8 @@ def _part(name: str, tensor: Any, what: str) -> StorageSpan:
     if not hasattr(tensor, "untyped_storage"):
         address, nbytes, dense = _span(tensor) or (0, 0, True)
         return StorageSpan(name, tensor, address, nbytes, dense) if nbytes else nothing
-    if getattr(tensor, "is_meta", False) or "fake" in type(tensor).__name__.lower():
+    fake = any(base.__name__ == "FakeTensor" for base in type(tensor).__mro__)
+    if fake or getattr(tensor, "is_meta", False):
         return nothing  # torch warns of a question for a fake tensor's address
     try:
         storage = tensor.untyped_storage()

@@ -24,6 +24,7 @@ _log = logging.getLogger("umem")
 _EVENTS_AT_ONCE = 200_000
 _EVENTS_TOO_MANY = 1_000_000  # with this many the program waits for the writer
 _LOOK_S = 0.5
+_PAUSE_S = 0.01
 _GZIP = 31  # wbits of zlib: a header and a sum of gzip, and the largest window
 _FIRST_OWN = 3  # a lower descriptor is a stream that was closed, into which libraries still print
 
@@ -66,9 +67,15 @@ class TraceFile:
 
     def step_ended(self) -> None:
         """Let the thread write the step's events soon."""
-        if self._core.record_waiting("file") > _EVENTS_TOO_MANY:
-            self._write(last=False)
         self._wake.set()
+        # Not written here: a signal's handler may close the file, or raise, in between.
+        while (
+            self._core.record_waiting("file") > _EVENTS_TOO_MANY
+            and not self._closed
+            and not self._ended
+            and self._thread.is_alive()
+        ):
+            self._thread.join(_PAUSE_S)
 
     def close(self) -> None:
         """Write the rest and finish the file; a no-op if that is done, or in a forked child."""

@@ -123,8 +123,8 @@ void* CudaAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t strea
   return beside(device, bytes, [&] { return native_->raw_alloc_with_stream(bytes, stream); });
 }
 
-// The result of `make`, a call that takes memory of torch's own allocator. If the device has too
-// little, umem gives some of its memory back.
+// The result of `make`, a call that takes memory of torch's own allocator. If that finds too
+// little, umem gives back what the budget does not allow beside it.
 template <class Make>
 auto CudaAllocator::beside(c10::DeviceIndex device, std::size_t bytes, Make make)
     -> decltype(make()) {

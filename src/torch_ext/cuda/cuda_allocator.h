@@ -29,9 +29,6 @@ class CudaAllocator final : public caching::CUDAAllocator {
   // Reports the bytes of torch's own allocator on every device: they may have changed while it was
   // active.
   void tell_outside_bytes();
-  // Those of an earlier installation.
-  void forget_captures();
-
   // allocator.cpp
   c10::DataPtr allocate(std::size_t bytes) override;
   c10::DeleterFnPtr raw_deleter() const override;
@@ -132,7 +129,8 @@ class CudaAllocator final : public caching::CUDAAllocator {
   int device_count();
   std::size_t outside_bytes(c10::DeviceIndex device);
   void tell_outside_bytes(c10::DeviceIndex device);
-  // Before torch's own allocator takes `wanted` bytes. False: no memory can be given back now.
+  // Gives memory back until torch's own allocator can take `wanted` bytes within the budget. False:
+  // not now.
   bool make_way(c10::DeviceIndex device, std::size_t wanted);
   template <class Make>
   auto beside(c10::DeviceIndex device, std::size_t bytes, Make make) -> decltype(make());

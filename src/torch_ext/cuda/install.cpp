@@ -8,6 +8,7 @@
 #include "torch_ext/bench.h"
 #include "torch_ext/cuda/cuda_allocator.h"
 #include "torch_ext/cuda/workspace_sizes.h"
+#include "torch_ext/unlocked.h"
 
 namespace umem::torch_ext {
 namespace {
@@ -51,7 +52,6 @@ static bool install() {
   check_replaceable(*present);
   CudaAllocator& ours = CudaAllocator::instance();
   if (ours.native() != present) ours.set_native(present);
-  ours.forget_captures();  // their ends were reported to torch's own allocator
   set_allocator(&ours);
   if (c10::GetAllocator(c10::kCUDA) != &ours) {
     caching::allocator.store(present);
@@ -64,17 +64,22 @@ static bool install() {
 }
 
 void install_cuda_allocator() {
+  if (g_was_installed && !cuda_allocator_installed() && caching::get()->initialized()) {
+    // The cache of torch's own allocator is of no more use, and would count towards the budget.
+    const Unlocked without_gil;
+    caching::get()->emptyCache({0, 0});
+  }
   if (!install()) return;
   CudaAllocator& ours = CudaAllocator::instance();
   if (ours.initialized()) tell_workspace_sizes();  // else `init` does
-  // The cache of torch's own allocator is of no more use, and would count towards the budget.
-  if (ours.initialized()) ours.native()->emptyCache({0, 0});
-  ours.tell_outside_bytes();  // without Python's lock for a while
+  ours.tell_outside_bytes();                       // without Python's lock for a while
   runtime::set_memory_fraction(caching::CUDAAllocatorConfig::per_process_memory_fraction());
 }
 
 void remove_cuda_allocator() {
   std::lock_guard guard(g_mutex);
+  // It has to see the end of a capture. With umem off, torch's own allocator serves through it.
+  if (runtime::any_captures()) return;
   if (cuda_allocator_installed()) set_allocator(CudaAllocator::instance().native());
 }
 

@@ -27,16 +27,6 @@ bool Pools::end(c10::DeviceIndex device, c10::MempoolId_t id) {
   return counted;
 }
 
-int Pools::clear() {
-  std::lock_guard guard(mutex_);
-  const auto under_way = std::count_if(active_.begin(), active_.end(),
-                                       [](const Active& pool) { return pool.counted; });
-  active_.clear();
-  abandoned_.clear();
-  count_.store(0, std::memory_order_relaxed);
-  return static_cast<int>(under_way);
-}
-
 // A graph is captured from its thread's current stream, and that thread allocates nothing between
 // `begin` and the start of the capture.
 Pools::Abandoned Pools::take_abandoned(bool of_any_thread) {
@@ -71,7 +61,9 @@ bool Pools::was_abandoned(c10::DeviceIndex device, c10::MempoolId_t id) {
 bool Pools::claim(c10::DeviceIndex device, cudaStream_t stream) {
   std::lock_guard guard(mutex_);
   return std::any_of(active_.begin(), active_.end(), [&](const Active& pool) {
-    return pool.device == device && pool.filter(stream);
+    const bool over =
+        pool.capture && !pool.counted;  // its graph, which the filter names, may be gone
+    return pool.device == device && !over && pool.filter(stream);
   });
 }
 

@@ -27,8 +27,6 @@ class Pools {
   };
   // The pool of another thread's capture is ended only on request: that thread may be about to.
   Abandoned take_abandoned(bool of_any_thread);
-  // Forgets all pools. Returns how many captures are under way.
-  int clear();
   // True, once, for such a pool whose end comes after all.
   bool was_abandoned(c10::DeviceIndex device, c10::MempoolId_t id);
 

@@ -85,11 +85,6 @@ void CudaAllocator::markCaptureEnd(c10::DeviceIndex device) {
 }
 #endif
 
-void CudaAllocator::forget_captures() {
-  for (int left = pools_.clear() + marked_captures_.exchange(0); left > 0; --left)
-    runtime::capture_end();
-}
-
 void CudaAllocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t id) {
   end_abandoned(true);
   native_->releasePool(device, id);

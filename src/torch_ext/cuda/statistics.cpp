@@ -2,6 +2,7 @@
 // two peaks is an upper bound: they may have occurred at different times.
 #include <algorithm>
 
+#include "base/units.h"
 #include "runtime/accounts.h"
 #include "torch_ext/cuda/cuda_allocator.h"
 #include "torch_ext/unlocked.h"
@@ -105,9 +106,12 @@ void CudaAllocator::tell_outside_bytes(c10::DeviceIndex device) {
 }
 
 bool CudaAllocator::make_way(c10::DeviceIndex device, std::size_t wanted) {
+  // What torch's own allocator asks the driver for (CUDACachingAllocator, get_allocation_size).
+  const std::size_t segment = wanted <= MiB       ? 2 * MiB
+                              : wanted < 10 * MiB ? 20 * MiB
+                                                  : align_up(wanted, 2 * MiB);
   const Unlocked without_gil;
-  const std::lock_guard in_order(outside_mutex_);
-  return runtime::make_way(device, outside_bytes(device) + wanted);
+  return runtime::make_way(device, outside_bytes(device) + segment);
 }
 
 void CudaAllocator::tell_outside_bytes() {

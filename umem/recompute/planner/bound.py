@@ -116,23 +116,27 @@ class _Relaxation:
 
     def _made_again(self, tensor: int) -> Ints:
         """Return the variable of a tensor's rebuilt share; add it and its rows if it is new."""
-        if tensor in self.share:
-            return self.share[tensor]
         program = self.program
-        share = self.share[tensor] = program.variables(1, upper=1.0)
-        for op in self.graph.writers[tensor]:
-            row = program.rows(1)  # share <= z
-            program.add(row, share, 1.0)
-            program.add(row, self.ops[op].reshape(1), -1.0)
-        for source in self.graph.temporaries[tensor]:
-            made = self._made_again(source)
-            if source not in self.kept:
-                self.kept[source] = program.variables(1, upper=1.0)
-            row = program.rows(1)  # share - k <= d
-            program.add(row, share, 1.0)
-            program.add(row, self.kept[source], -1.0)
-            program.add(row, made, -1.0)
-        return share
+        new, todo = [], [tensor]
+        for one in todo:  # the list grows by the temporaries, which may be a long chain
+            if one in self.share:
+                continue
+            new.append(one)
+            share = self.share[one] = program.variables(1, upper=1.0)
+            for op in self.graph.writers[one]:
+                row = program.rows(1)  # share <= z
+                program.add(row, share, 1.0)
+                program.add(row, self.ops[op].reshape(1), -1.0)
+            todo += self.graph.temporaries[one]
+        for one in new:
+            for source in self.graph.temporaries[one]:
+                if source not in self.kept:
+                    self.kept[source] = program.variables(1, upper=1.0)
+                row = program.rows(1)  # share - k <= d
+                program.add(row, self.share[one], 1.0)
+                program.add(row, self.kept[source], -1.0)
+                program.add(row, self.share[source], -1.0)
+        return self.share[tensor]
 
     def _droppable(self) -> Ints:
         """Return the bytes saved at each op if all droppable tensors are dropped, [n]."""
@@ -194,12 +198,13 @@ class _Relaxation:
     def _first_wanted(self) -> Ints:
         """Return the first op after forward that needs a tensor, or a tensor made from it, [m]."""
         first = self.graph.first_wanted()
-        for tensor in reversed(list(self.share)):  # a tensor is listed before its temporaries
+        todo = list(self.share)
+        while todo:
+            tensor = todo.pop()
             for source in self.graph.temporaries[tensor]:
-                first[source] = min(first[source], first[tensor])
-        for tensor in self.share:
-            for source in self.graph.temporaries[tensor]:
-                first[source] = min(first[source], first[tensor])
+                if first[tensor] < first[source]:
+                    first[source] = first[tensor]
+                    todo.append(source)
         return first
 
     def _again_by(self) -> Ints:
