@@ -64,7 +64,7 @@ def test_wrong_arguments_are_refused() -> None:
         assert try_create(2 * MIB, kind=2) == INVALID_VALUE
         assert try_create(2 * MIB, handle_types=1) == NOT_SUPPORTED
         assert try_create(2 * MIB, Location(1, 1)) == INVALID_DEVICE
-        for elsewhere in (HOST, Location(3, 1), Location(4, 0), Location(0, 0)):
+        for elsewhere in (HOST, Location(3, 2), Location(4, 0), Location(0, 0)):
             assert try_create(2 * MIB, elsewhere) == INVALID_VALUE
 
         device, host = create(4 * MIB), create(2 * MIB, HOST_NUMA)
