@@ -29,7 +29,7 @@ def test_a_buffer_is_torchs_without_a_copy(program: Program) -> None:
     assert umem.evict(buffer) and umem.prefetch(tensor)
     buffer.free()
     assert intact(others) and bool(tensor.cpu().eq(7.0).all())
-    del tensor
+    del tensor, buffer  # the latter is the base of what as_tensor made
     torch.cuda.synchronize()
     assert umem.stats().live_bytes == 24 * MIB and held.holders() == {}
     """

@@ -116,7 +116,7 @@ def test_no_policy_changes_the_step_of_the_others() -> None:
     names = [name for name in dir(step) if not name.startswith("_")]
     found = dict(pair for name in names for pair in arrays(getattr(step, name), name))
     assert {"op_us", "bytes", "begin_us", "begin_twice_us", "gaps.idle_us"} <= found.keys()
-    computed_anew = {"movable", "is_segment"}
+    computed_anew = {"is_segment"}
     assert {n for n, array in found.items() if array.flags.writeable} <= computed_anew
     for made in (step.pieces, step.in_exact_parts, step.in_parts):
         assert not made.bytes.flags.writeable

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.steptraces import LINK, PAGE, Op, Tensor, step
@@ -16,6 +17,7 @@ from umem.policies import registry
 from umem.policies.base import Fetch, Move, Plan
 from umem.policies.lowering import lower
 from umem.simulation.replay import replay_step
+from umem.trace import step_trace
 from umem.trace.step_trace import Kind, Parts, StepTrace
 
 PAGES = PIECE_BYTES // PAGE
@@ -218,3 +220,17 @@ def test_the_default_policy_plans_by_the_piece() -> None:
     plan = registry.make("auto").plan(trace, LINK, budget)
     assert plan is not None
     assert plan.trace.whole is not None
+
+
+@settings(max_examples=40)
+@given(steps_in_parts())
+def test_a_division_at_fewer_places_bounds_no_more(trace: StepTrace) -> None:
+    """A tensor used in very many parts is divided at some of them."""
+    budget = bounds.min_budget(trace)
+    exact = bounds.lower_bound_bytes_in(trace, budget)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(step_trace, "_ROWS_OF_PIECES", 1)
+        patched.setattr(step_trace, "_PIECES_AT_LEAST", 2)
+        fewer = replace(trace)  # without cached columns
+        assert (np.bincount(fewer.in_exact_parts.whole) <= 3).all()  # the first begins at 0
+        assert bounds.lower_bound_bytes_in(fewer, budget) <= exact

@@ -25,6 +25,10 @@ Kind = core.Kind
 _T = TypeVar("_T")
 
 
+# Rows of accesses and pieces that a tensor used in parts may take, and its least number of pieces.
+_ROWS_OF_PIECES, _PIECES_AT_LEAST = 1 << 22, 16
+
+
 def _read_only(value: _T) -> _T:
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
@@ -229,7 +233,9 @@ class StepTrace:
     def in_exact_parts(self) -> StepTrace:
         """Step of the same ops with large tensors divided where a part of one begins or ends.
 
-        No schedule moves less than the parts that ops use, whatever its pieces are.
+        No schedule moves less than the parts that ops use, whatever its pieces are. A tensor that
+        is used in many parts is divided at some of them only, and a use counts for the pieces that
+        are wholly in its part.
         """
         if self.access_part is None or self.parts is None:
             return self
@@ -243,19 +249,24 @@ class StepTrace:
             for bounds in self.parts.of(part):
                 at[tensor].update(bounds.tolist())
         divided = np.flatnonzero(self.large & np.isin(root, list(at))).tolist()
+        uses_of = np.bincount(root[self.access_tensor], minlength=self.n_tensors)
         places: dict[int, list[int]] = {}
         for tensor in divided:
-            inside = (b for b in at[int(root[tensor])] if 0 < b < self.bytes[tensor])
-            places[tensor] = [0, *sorted(inside)]
+            inside = sorted(b for b in at[int(root[tensor])] if 0 < b < self.bytes[tensor])
+            most = max(_PIECES_AT_LEAST, _ROWS_OF_PIECES // int(uses_of[root[tensor]]))
+            places[tensor] = [0, *inside[:: -(-len(inside) // most) or 1]]
             counts[tensor] = len(places[tensor])
         first = np.cumsum(counts) - counts
         offset = np.zeros(counts.sum(), np.int64)
         for tensor, found in places.items():
             offset[first[tensor] : first[tensor] + len(found)] = found
-        return self._divided(counts, offset)
+        return self._divided(counts, offset, wholly=True)
 
-    def _divided(self, counts: Ints, offset: Ints) -> StepTrace:
-        """Return the step with `counts` pieces of each tensor, which begin at these offsets."""
+    def _divided(self, counts: Ints, offset: Ints, *, wholly: bool = False) -> StepTrace:
+        """Return the step with `counts` pieces of each tensor, which begin at these offsets.
+
+        An op that uses a part of a tensor uses the pieces that it overlaps, or those in it wholly.
+        """
         base = np.concatenate(([0], np.cumsum(counts)))
         whole = np.repeat(np.arange(self.n_tensors), counts)
         place = np.arange(base[-1]) - base[whole]
@@ -265,7 +276,7 @@ class StepTrace:
         spread = counts[self.access_tensor]
         access = np.repeat(np.arange(len(self.access_tensor)), spread)
         within = np.arange(len(access)) - (np.cumsum(spread) - spread)[access]
-        used = self._used(access, base, offset, end)
+        used = self._used(access, base, offset, end, wholly)
         access, within = access[used], within[used]
         spread = np.bincount(access, minlength=len(spread))
         return replace(
@@ -293,8 +304,8 @@ class StepTrace:
             cut=None if self.cut is None else self.cut[whole],
         )
 
-    def _used(self, access: Ints, base: Ints, begin: Ints, end: Ints) -> Bools:
-        """Return whether each access uses some of each piece of its tensor."""
+    def _used(self, access: Ints, base: Ints, begin: Ints, end: Ints, wholly: bool) -> Bools:
+        """Return whether each access uses some of each piece of its tensor, or all of it."""
         used = np.ones(len(access), bool)
         if self.access_part is None or self.parts is None:
             return used
@@ -303,7 +314,10 @@ class StepTrace:
             tensor = int(self.access_tensor[a])
             pieces = slice(int(base[tensor]), int(base[tensor + 1]))
             first, last = (bounds[:, None] for bounds in self.parts.of(int(self.access_part[a])))
-            inside = (first < end[pieces]) & (last > begin[pieces])
+            if wholly:
+                inside = (first <= begin[pieces]) & (last >= end[pieces])
+            else:
+                inside = (first < end[pieces]) & (last > begin[pieces])
             used[starts[a] : starts[a + 1]] = inside.any(axis=0)
         return used
 
