@@ -106,7 +106,7 @@ void CudaAllocator::tell_outside_bytes(c10::DeviceIndex device) {
 }
 
 bool CudaAllocator::make_way(c10::DeviceIndex device, std::size_t wanted) {
-  // What torch's own allocator asks the driver for (CUDACachingAllocator, get_allocation_size).
+  // torch's own allocator asks the driver for a whole segment (its get_allocation_size).
   const std::size_t segment = wanted <= MiB       ? 2 * MiB
                               : wanted < 10 * MiB ? 20 * MiB
                                                   : align_up(wanted, 2 * MiB);
