@@ -34,6 +34,14 @@ Status Hints::evict(RangeId id) {
   } else if (state_.ledger.at(id).state == State::kDevice) {
     UMEM_RETURN_IF_ERROR(moves_.send_out({id}));
     leaves = state_.ledger.at(id).state != State::kDevice;
+  } else if (!state_.mapped() && !state_.ledger.at(id).discarded) {
+    // Page faults that umem does not see may have brought it.
+    leaves = moves_.fits_on_host(id);
+    if (leaves) {
+      state_.ledger.set_state(id, State::kHost);
+      state_.attach(id);
+      UMEM_RETURN_IF_ERROR(transfers_.send_back({id}));
+    }
   }
   return leaves ? Status()
                 : Status(Code::kOutOfHostMemory, "the host budget has no room for the block");

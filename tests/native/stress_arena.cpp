@@ -132,7 +132,7 @@ void expect_consistent(Arena& arena) {
       at += block.bytes;
       in_use += block.active ? block.bytes : 0;
       allocated += block.allocated ? block.bytes : 0;
-      requested += block.allocated ? block.requested : 0;
+      requested += block.active ? block.requested : 0;
     }
     EXPECT(at == segment.base + segment.bytes);
     active += in_use;

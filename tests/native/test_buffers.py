@@ -115,6 +115,17 @@ def test_hints_move_it(on: None) -> None:
     assert (np.asarray(buffer) == 3).all()
 
 
+def test_what_the_program_brought_back_unseen_is_evicted_again(on: None) -> None:
+    buffer = umem.Buffer(4 * MIB)
+    faults = [umem.stats().faults]
+    for value in range(3):
+        np.asarray(buffer)[:] = value
+        faults.append(umem.stats().faults)
+        umem.evict(buffer)
+    assert np.diff(faults).tolist() == [0, 2, 2]  # pages that were away
+    assert (np.asarray(buffer) == 2).all()
+
+
 @pytest.mark.parametrize("form", ["buffer", "array", "dlpack", "cuda", "view"])
 def test_every_hint_takes_arrays_and_buffers(on: None, form: str) -> None:
     buffer = filled(3)

@@ -74,6 +74,9 @@ def prefetch(target: object) -> bool:
 def evict(target: object) -> bool:
     """Send the target to the host; return False if umem holds none of it.
 
+    With mapped memory, small tensors and blocks that share addresses in a layout stay where they
+    are.
+
     Args:
         target: as for `prefetch`.
 
