@@ -262,13 +262,13 @@ bool Moves::used_in_place(RangeId id) const {
   return state_.mapped() && (state_.ledger.at(id).op_pins > 0 || state_.ledger.at(id).fresh);
 }
 
-Status Moves::prefetch(RangeId id) {
+Status Moves::prefetch(RangeId id, const cu::CUstream* consumer) {
   if (!state_.managed || !state_.ledger.away(id)) return {};
   const CallScope scope(state_.table, state_.place);
   one_.assign(1, id);
   if (!state_.active())  // mapped memory is in its place then
     return state_.mapped() ? Status() : transfers_.bring_in(one_, nullptr);
-  UMEM_RETURN_IF_ERROR(fetch(one_, nullptr));
+  UMEM_RETURN_IF_ERROR(fetch(one_, consumer));
   if (state_.ledger.away(id))
     return {Code::kOutOfDeviceMemory, "the block does not fit in addition to the memory in use"};
   state_.ledger.set_prefetched(id);

@@ -50,7 +50,7 @@ class Moves {
   // it.
   void bring(RangeId id);
   // kOutOfDeviceMemory if the unit does not fit.
-  Status prefetch(RangeId id);
+  Status prefetch(RangeId id, const cu::CUstream* consumer = nullptr);
 
  private:
   bool used_in_place(RangeId id) const;

@@ -202,11 +202,13 @@ Status Sleep::wake(std::uint32_t tags, std::uint64_t number, std::size_t& bytes)
     // Not as dead bytes, even if they were discarded: the program may have written them since
     // without umem noticing.
     // Memory that no op has named, such as a workspace, may be used unseen, so it has to be there.
-    const bool needed = state_.mapped() && state_.ledger.at(it->id).fresh;
+    const Unit& unit = state_.ledger.at(it->id);
+    const bool needed = state_.mapped() && unit.fresh;
     if (state_.active() && !held(*it) && !needed) {
       moves_.bring(it->id);
     } else {
-      error.keep(moves_.prefetch(it->id));
+      const cu::CUstream stream = unit.stream;
+      error.keep(moves_.prefetch(it->id, needed ? &stream : nullptr));
     }
     bytes += !state_.active() || !state_.ledger.away(it->id) ? state_.ledger.at(it->id).bytes : 0;
   }

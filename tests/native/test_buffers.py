@@ -84,13 +84,23 @@ def test_arrays_of_a_freed_buffer_keep_its_memory(on: None) -> None:
     array = np.asarray(buffer)
     array[:] = 7
     buffer.free()
-    with pytest.raises(umem.StateError, match="was freed"):
-        _ = buffer.ptr
+    for use in (umem.where, np.asarray, lambda freed: freed.ptr):
+        with pytest.raises(umem.StateError, match="was freed"):
+            use(buffer)
     other = umem.Buffer(4 * MIB)
     np.asarray(other)[:] = 9
     assert (array == 7).all()
     del array, buffer
     assert umem.stats().live_bytes == 4 * MIB
+
+
+def test_hints_keep_no_freed_buffer(on: None) -> None:
+    buffer = umem.Buffer(4 * MIB)
+    assert umem.prefetch(buffer)
+    with umem.uses([buffer]):
+        pass
+    buffer.free()
+    assert umem.stats().live_bytes == 0
 
 
 def test_an_unused_capsule_frees_too(on: None) -> None:

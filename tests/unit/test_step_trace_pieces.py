@@ -224,6 +224,14 @@ def test_the_default_policy_plans_by_the_piece() -> None:
 
 @settings(max_examples=40)
 @given(steps_in_parts())
+def test_the_largest_op_needs_the_pieces_that_it_uses(trace: StepTrace) -> None:
+    exact = trace.in_exact_parts
+    need = exact.sum_of_accesses(np.where(exact.large, exact.bytes, 0))
+    assert bounds.largest_op(trace).bytes == need.max()
+
+
+@settings(max_examples=40)
+@given(steps_in_parts())
 def test_a_division_at_fewer_places_bounds_no_more(trace: StepTrace) -> None:
     """A tensor used in very many parts is divided at some of them."""
     budget = bounds.min_budget(trace)
@@ -234,3 +242,4 @@ def test_a_division_at_fewer_places_bounds_no_more(trace: StepTrace) -> None:
         fewer = replace(trace)  # without cached columns
         assert (np.bincount(fewer.in_exact_parts.whole) <= 3).all()  # the first begins at 0
         assert bounds.lower_bound_bytes_in(fewer, budget) <= exact
+        assert bounds.largest_op(fewer) == bounds.largest_op(trace)

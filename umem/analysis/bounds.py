@@ -64,9 +64,7 @@ def largest_op(trace: StepTrace) -> Need:
 
     Each small tensor counts as one page, but all of them as at most the pages of small tensors.
     """
-    trace = trace.in_exact_parts
-    large = np.where(trace.large, trace.bytes, 0)
-    need = trace.sum_of_accesses(large)
+    need = trace.sum_of_ops(np.where(trace.large[trace.access_tensor], trace.used_bytes, 0))
     pages = trace.sum_of_accesses(np.where(trace.large, 0, PAGE_BYTES))
     need += np.minimum(pages, trace.small_bytes)
     if not len(need):

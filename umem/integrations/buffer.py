@@ -80,7 +80,8 @@ class Buffer:
     def free(self) -> None:
         """Release the memory; arrays and DLPack consumers that were made from it keep it.
 
-        Arrays that were made by an array interface keep this object, and the memory with it.
+        Once an array interface was read, the memory stays as long as this object, which is all
+        that arrays made through it refer to.
         """
         self._block = None
 
@@ -96,7 +97,7 @@ class Buffer:
         """The CUDA array interface, version 3; AttributeError on the software device."""
         if not self._on_gpu:
             raise AttributeError("a Buffer on the software device is for __array_interface__")
-        self._lent = self._block
+        self._lent = self._live()
         return {**self._interface(), "stream": self._live().stream or 1}  # 1: legacy default
 
     @property
@@ -104,8 +105,13 @@ class Buffer:
         """The array interface, version 3; AttributeError on a GPU."""
         if self._on_gpu:
             raise AttributeError("a Buffer on a GPU is for __cuda_array_interface__")
-        self._lent = self._block
+        self._lent = self._live()
         return self._interface()
+
+    def __umem_span__(self) -> tuple[int, int, int]:
+        """Return the address, the bytes and the stream, for umem's own use."""
+        block = self._live()
+        return block.ptr, self.nbytes, block.stream
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return (CUDA, device number), or (CPU, 0) on the software device."""

@@ -47,8 +47,6 @@ def install() -> None:
         StateError: umem is off, or this is called inside `cupy.cuda.using_allocator`.
     """
     require_cuda("umem.cupy.enable()")
-    if _installed and _cupy().cuda.get_allocator() is not malloc:
-        remove()  # the program set another one meanwhile
     if not _installed:
         _installed.append(_Installed(_cupy().cuda))
         EXTERNAL.add(_installed[0])

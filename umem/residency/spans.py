@@ -153,6 +153,9 @@ def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, bool
 
 def _span(array: Any) -> tuple[int, int, bool] | None:
     """Return (address, bytes, dense) of another framework's array or buffer; None for others."""
+    if (own := getattr(array, "__umem_span__", None)) is not None:  # umem.Buffer
+        address, nbytes, _ = own()
+        return address, nbytes, True
     for name in _INTERFACES:
         if (interface := getattr(array, name, None)) is not None:
             return _span_of(interface)
@@ -163,6 +166,8 @@ def _span(array: Any) -> tuple[int, int, bool] | None:
 
 def stream_of(array: Any) -> int:
     """Return the stream that an array names; 0, the legacy default stream, if it names none."""
+    if (own := getattr(array, "__umem_span__", None)) is not None:
+        return int(own()[2])
     stream = (getattr(array, "__cuda_array_interface__", None) or {}).get("stream")
     return 0 if stream in (None, 1) else int(stream)  # 1 stands for the legacy default stream
 

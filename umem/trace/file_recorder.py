@@ -54,6 +54,7 @@ class TraceFile:
         self._wake = threading.Event()
         self._closed = False
         self._dropped = 0
+        self._looks = 0  # of the thread, for events to write
         self._process = os.getpid()
         self._ended = False  # by an error
         # No gzip.GzipFile: on a full disk its finalizer would write once more, and print the error.
@@ -67,12 +68,14 @@ class TraceFile:
 
     def step_ended(self) -> None:
         """Let the thread write the step's events soon."""
+        looks = self._looks
         self._wake.set()
-        # Not written here: a signal's handler may close the file, or raise, in between.
+        # Not written here: a signal's handler may close the file, or raise, in between. The thread
+        # cannot take what comes after an op that has not ended.
         while (
             self._core.record_waiting("file") > _EVENTS_TOO_MANY
+            and self._looks == looks
             and not self._closed
-            and not self._ended
             and self._thread.is_alive()
         ):
             self._thread.join(_PAUSE_S)
@@ -99,6 +102,7 @@ class TraceFile:
                 return
             if at_a_step or self._core.record_waiting("file") > _EVENTS_AT_ONCE:
                 self._write(last=False)
+                self._looks += 1
 
     def _write(self, last: bool) -> None:
         with self._lock:

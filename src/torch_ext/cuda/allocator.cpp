@@ -132,7 +132,10 @@ auto CudaAllocator::beside(c10::DeviceIndex device, std::size_t bytes, Make make
   try {
     made = make();
   } catch (const c10::OutOfMemoryError&) {
-    if (!make_way(device, bytes)) throw;
+    if (!make_way(device, bytes)) {
+      tell_outside_bytes(device);
+      throw;
+    }
   }
   if (!made) {
     try {

@@ -64,15 +64,14 @@ static bool install() {
 }
 
 void install_cuda_allocator() {
-  if (g_was_installed && !cuda_allocator_installed() && caching::get()->initialized()) {
+  CudaAllocator& ours = CudaAllocator::instance();
+  if (g_was_installed && ours.initialized() && !runtime::any_captures()) {
     // The cache of torch's own allocator is of no more use, and would count towards the budget.
     const Unlocked without_gil;
-    caching::get()->emptyCache({0, 0});
+    ours.native()->emptyCache({0, 0});
   }
-  if (!install()) return;
-  CudaAllocator& ours = CudaAllocator::instance();
-  if (ours.initialized()) tell_workspace_sizes();  // else `init` does
-  ours.tell_outside_bytes();                       // without Python's lock for a while
+  if (install() && ours.initialized()) tell_workspace_sizes();  // else `init` does
+  ours.tell_outside_bytes();                                    // without Python's lock for a while
   runtime::set_memory_fraction(caching::CUDAAllocatorConfig::per_process_memory_fraction());
 }
 
