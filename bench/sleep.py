@@ -81,10 +81,11 @@ def pinned_us(nbytes: int, rounds: int, now_us: Callable[[], float]) -> tuple[fl
 def run(nbytes: int, rounds: int) -> Report:
     nbytes = nbytes // BLOCK * BLOCK
     device = "cuda" if torch.cuda.is_available() else "soft"
-    with umem.enable(device=device if device == "cuda" else f"soft:{SOFT}",
-                     budget=nbytes + 256 * MIB, host_budget="unlimited", policy="lru"):  # fmt: skip
-        # This initialises CUDA, which comes after umem.
-        name = torch.cuda.get_device_name() if device == "cuda" else f"soft:{SOFT}"
+    name = "cuda" if device == "cuda" else f"soft:{SOFT}"
+    with umem.enable(device=name, budget=nbytes + 256 * MIB, host_budget="unlimited",
+                     policy="lru"):  # fmt: skip
+        if device == "cuda":  # the question initialises CUDA, which has to come after umem
+            name = torch.cuda.get_device_name()
         clock = (lambda: time.perf_counter() * 1e6) if device == "cuda" else inside.now_us
         with cases(rounds + 1) as advance:
             rows = measure(nbytes, rounds, device, clock, advance)

@@ -171,13 +171,6 @@ def outofcore(bench: Bench) -> None:
     bench.record.take({TORCH: partial(_plain, bench), **under_umem}, bench.deadline)
 
 
-def _needs_peak(bench: Bench, way: str) -> bool:
-    """Return whether the network's peak is known, and leave the way out if it is not."""
-    if "peak_bytes" not in bench.record.details:
-        bench.record.leave_out(way, "the network does not fit below the guard")
-    return "peak_bytes" in bench.record.details
-
-
 def _plain(bench: Bench) -> None:
     """Train with all the memory that torch wants, then with activations saved on the host."""
     net = bench.record.details["net"]
@@ -196,9 +189,10 @@ def _plain(bench: Bench) -> None:
 
 def _in_less(bench: Bench, way: str) -> None:
     """Train at each budget with one policy and backing."""
-    if not _needs_peak(bench, way):
-        return
     details, warm = bench.record.details, bench.config.warm_steps
+    if "peak_bytes" not in details:
+        bench.record.leave_out(way, "the network does not fit below the guard")
+        return
     plans = way.partition("/")[0] == registry.DEFAULT
     with training(bench, details["net"], way) as process:
         for fraction in bench.config.fractions:

@@ -37,11 +37,7 @@ Status Hints::evict(RangeId id) {
   } else if (!state_.mapped() && !state_.ledger.at(id).discarded) {
     // Page faults that umem does not see may have brought it.
     leaves = moves_.fits_on_host(id);
-    if (leaves) {
-      state_.ledger.set_state(id, State::kHost);
-      state_.attach(id);
-      UMEM_RETURN_IF_ERROR(transfers_.send_back({id}));
-    }
+    if (leaves) UMEM_RETURN_IF_ERROR(moves_.send_again({id}));
   }
   return leaves ? Status()
                 : Status(Code::kOutOfHostMemory, "the host budget has no room for the block");

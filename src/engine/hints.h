@@ -16,7 +16,7 @@ class Hints {
       : state_(state), transfers_(transfers), moves_(moves), write_back_(write_back) {}
 
   // True if a running op may use the unit on the host, where it has to stay.
-  bool used_in_place(RangeId id) const {
+  bool pinned_in_place(RangeId id) const {
     return state_.mapped() && state_.ledger.at(id).op_pins > 0;
   }
   Status prefetch(RangeId id) { return moves_.prefetch(id); }

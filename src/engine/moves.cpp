@@ -122,6 +122,14 @@ Status Moves::send_out(const std::vector<RangeId>& victims) {
   return {};
 }
 
+Status Moves::send_again(const std::vector<RangeId>& ids) {
+  for (RangeId id : ids) {
+    state_.ledger.set_state(id, State::kHost);
+    state_.attach(id);
+  }
+  return ids.empty() ? Status() : transfers_.send_back(ids);
+}
+
 bool Moves::make_room(std::size_t bytes) {
   if (state_.fits(bytes)) return true;
   const std::size_t wanted = std::min(bytes, state_.share());

@@ -44,6 +44,9 @@ class Moves {
   Status populate(RangeId id);
   // Skips units in use by an op, and units that the host has no room for.
   Status send_out(const std::vector<RangeId>& victims);
+  // Units that are away as far as umem knows: page faults that it does not see may have brought
+  // them.
+  Status send_again(const std::vector<RangeId>& ids);
   // Without a consumer nothing waits for the bytes yet. Units that do not fit stay away.
   Status fetch(const std::vector<RangeId>& ids, const cu::CUstream* consumer);
   // Brings the unit in without evicting. If dead bytes cannot be dropped, it comes when an op needs

@@ -115,11 +115,7 @@ Status Sleep::sleep_units(const std::vector<RangeId>& ids) {
   UMEM_RETURN_IF_ERROR(moves_.send_out(ids));
   if (state_.follows_plans())
     for (RangeId id : ids) state_.planned->evicted(id);
-  for (RangeId id : again) {
-    state_.ledger.set_state(id, State::kHost);
-    state_.attach(id);  // by unobserved page faults
-  }
-  return again.empty() ? Status() : transfers_.send_back(again);
+  return moves_.send_again(again);
 }
 
 // A discard, if the driver has it, alone leaves the memory with the driver, which counts it as used

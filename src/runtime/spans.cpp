@@ -42,7 +42,7 @@ Status bring_in(const State& s, const HeldDevices& held, const MemSpans& spans) 
   Status status;
   std::vector<std::pair<Engine*, RangeId>> movable;
   each([&](Engine& engine, RangeId id) {
-    if (!engine.hints().used_in_place(id)) movable.emplace_back(&engine, id);
+    if (!engine.hints().pinned_in_place(id)) movable.emplace_back(&engine, id);
   });
   // So that none of them leaves for another one.
   each([](Engine& engine, RangeId id) { engine.ledger().pin(id); });

@@ -78,6 +78,15 @@ void pause(OpTimer& span, float from, float to) {
   recorder().resume(span, nullptr);
 }
 
+// The times of the ops recorded since the start.
+std::map<std::string, float> stop() {
+  std::map<std::string, float> found;
+  for (const Event& event : recorder().take(kPlan, true).events)
+    if (event.kind == EventKind::kOp) found[event.name] = event.us;
+  recorder().stop(kPlan);
+  return found;
+}
+
 // An op from 0 to 10 ms that pauses from 1 to 4, around one from 5 to 9 that pauses from 6 to 8.
 std::map<std::string, float> times() {
   recorder().start(kPlan, {{kBlock, 4096, "", "", 0}}, true);
@@ -88,11 +97,7 @@ std::map<std::string, float> times() {
   pause(inner, 6, 8);
   end(inner, "inner", 9, &outer);
   end(outer, "outer", 10, nullptr);
-  std::map<std::string, float> found;
-  for (const Event& event : recorder().take(kPlan, true).events)
-    if (event.kind == EventKind::kOp) found[event.name] = event.us;
-  recorder().stop(kPlan);
-  return found;
+  return stop();
 }
 
 // An op without a time, such as another thread's, that is logged first after a pause.
@@ -106,11 +111,7 @@ std::map<std::string, float> times_beside_an_untimed_op() {
   recorder().begin(other, &used, 1, 0, 0);
   recorder().end(other, "other", nullptr, "");
   end(timed, "timed", 10, nullptr);
-  std::map<std::string, float> found;
-  for (const Event& event : recorder().take(kPlan, true).events)
-    if (event.kind == EventKind::kOp) found[event.name] = event.us;
-  recorder().stop(kPlan);
-  return found;
+  return stop();
 }
 
 }  // namespace

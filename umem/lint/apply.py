@@ -174,8 +174,7 @@ def _run(make: Callable[[], object], findings: Sequence[Finding]) -> tuple[list[
     prints = _Prints()
     with _seeded(), program.explained("a run with real tensors"):
         made = make()
-        model = model_of(made)
-        done = apply(model, _inside(model, findings))
+        model, done = _apply_inside(made, findings)
         if isinstance(made, tuple) and len(made) == 4:
             made = (*made[:3], prints.watching(made[3]))
         _, step = program.parts(made)
@@ -222,15 +221,18 @@ def _differing(some: _Prints, others: _Prints) -> list[str]:
 def _traced(make: Callable[[], object], findings: Sequence[Finding]) -> int:
     def applied() -> object:
         made = make()
-        model = model_of(made)
-        apply(model, _inside(model, findings))
+        _apply_inside(made, findings)
         return made
 
     return inplace.peak(program.trace(applied))
 
 
-def _inside(model: nn.Module, findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings as far as they are in the model; a step may use other modules too."""
+def _apply_inside(made: object, findings: Iterable[Finding]) -> tuple[nn.Module, list[str]]:
+    """Apply the findings as far as they are in a program's model; a step may use other modules.
+
+    Returns the model, and what was done.
+    """
+    model = model_of(made)
     parts = _parts(model)
     inside = []
     for finding in findings:
@@ -240,7 +242,7 @@ def _inside(model: nn.Module, findings: Iterable[Finding]) -> list[Finding]:
             names = [name for name in finding.modules if _owner(name) in parts]
         if len(names) == len(finding.modules) or (finding.kind == "duplicate" and len(names) > 1):
             inside.append(replace(finding, modules=tuple(names)))
-    return inside
+    return model, apply(model, inside)
 
 
 def _owner(name: str) -> str:

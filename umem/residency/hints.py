@@ -365,14 +365,9 @@ def _check_discard(part: StorageSpan, core: Any) -> None:
 
 
 def _discard(part: StorageSpan, core: Any) -> int:
-    if not hasattr(part.tensor, "untyped_storage"):
-        return int(core.discard(*part.span, stream_of(part.tensor)))
-    import torch
+    done: int = core.discard(*part.span, stream_of(part.tensor))
+    if done and hasattr(part.tensor, "untyped_storage") and not part.tensor.is_inference():
+        import torch
 
-    stream = 0
-    if part.tensor.device.type == "cuda":
-        stream = torch.cuda.current_stream(part.tensor.device).cuda_stream
-    done: int = core.discard(*part.span, stream)
-    if done and not part.tensor.is_inference():
         torch.autograd.graph.increment_version(part.tensor)
     return done

@@ -68,12 +68,12 @@ def _begin(name: str, written: list[Any], read: list[Any]) -> Callable[[], objec
 
 def _current(given: list[Any]) -> tuple[int, int]:
     """Return the device, and the stream on it that a kernel is launched on: torch's or CuPy's."""
-    for one in given:
-        if getattr(getattr(one, "device", None), "type", "") == "cuda":
-            import torch
 
-            return one.device.index, torch.cuda.current_stream(one.device).cuda_stream
-    array = given[0] if given else None
-    device = getattr(array, "device", 0)
-    number = getattr(device, "id", device)  # CuPy's is an object, NumPy's is a text
-    return (number if isinstance(number, int) else 0), stream_of(array)
+    def on_cuda(one: Any) -> bool:
+        return getattr(getattr(one, "device", None), "type", "") == "cuda"
+
+    first = next(filter(on_cuda, given), given[0] if given else None)
+    device = getattr(first, "device", 0)
+    for name in ("index", "id"):  # torch's, CuPy's
+        device = getattr(device, name, device)
+    return (device if isinstance(device, int) else 0), stream_of(first)

@@ -165,7 +165,17 @@ def _span(array: Any) -> tuple[int, int, bool] | None:
 
 
 def stream_of(array: Any) -> int:
-    """Return the stream that an array names; 0, the legacy default stream, if it names none."""
+    """Return the stream that work on a tensor or an array is queued on.
+
+    It is torch's current one, or the one that an array names; 0, the legacy default stream, if that
+    names none.
+    """
+    if hasattr(array, "untyped_storage"):
+        if array.device.type != "cuda":
+            return 0
+        import torch
+
+        return int(torch.cuda.current_stream(array.device).cuda_stream)
     if (own := getattr(array, "__umem_span__", None)) is not None:
         return int(own()[2])
     stream = (getattr(array, "__cuda_array_interface__", None) or {}).get("stream")

@@ -29,6 +29,7 @@ class CudaAllocator final : public caching::CUDAAllocator {
   // Reports the bytes of torch's own allocator on every device: they may have changed while it was
   // active.
   void tell_outside_bytes();
+
   // allocator.cpp
   c10::DataPtr allocate(std::size_t bytes) override;
   c10::DeleterFnPtr raw_deleter() const override;

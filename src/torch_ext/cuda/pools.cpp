@@ -61,8 +61,8 @@ bool Pools::was_abandoned(c10::DeviceIndex device, c10::MempoolId_t id) {
 bool Pools::claim(c10::DeviceIndex device, cudaStream_t stream) {
   std::lock_guard guard(mutex_);
   return std::any_of(active_.begin(), active_.end(), [&](const Active& pool) {
-    const bool over =
-        pool.capture && !pool.counted;  // its graph, which the filter names, may be gone
+    // The graph of a capture that is over, which its filter names, may be gone.
+    const bool over = pool.capture && !pool.counted;
     return pool.device == device && !over && pool.filter(stream);
   });
 }

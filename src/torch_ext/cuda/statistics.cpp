@@ -91,7 +91,7 @@ void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) 
   fraction_ = {fraction, runtime::budget(device)};
 }
 
-// Reports the memory that torch's own allocator holds for private pools, in addition to umem's.
+// The memory that torch's own allocator holds for private pools, in addition to umem's.
 std::size_t CudaAllocator::outside_bytes(c10::DeviceIndex device) {
   const auto reserved = native_->getDeviceStats(device)
                             .reserved_bytes[static_cast<std::size_t>(StatType::AGGREGATE)]

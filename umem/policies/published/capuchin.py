@@ -125,8 +125,8 @@ def _trigger(trace: StepTrace, swap: Swap, start_us: float, free: Ints) -> int:
     step, rest = divmod(start_us, trace.compute_us) if trace.compute_us > 0 else (0.0, 0.0)
     ended = int(np.searchsorted(trace.begin_us[1:], rest, side="right")) - 1
     after = max(swap.start, int(step) * trace.n_ops + ended)
-    following = free[np.searchsorted(free, after) :][:1]
-    return min(*following.tolist(), swap.end - 1) if len(following) else swap.end - 1
+    following: list[int] = free[np.searchsorted(free, after) :][:1].tolist()
+    return min([*following, swap.end - 1])
 
 
 def _late(trace: StepTrace, swaps: list[Swap], triggers: list[int]) -> list[int]:
