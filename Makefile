@@ -62,7 +62,8 @@ test-random: $(INSTALLED)
 	$(PIP) $(INSTALL) pytest-randomly
 	for seed in $$(seq $(RUNS)); do \
 		$(BIN)/python -m pytest -q -n $$((4 * $(JOBS))) --dist loadfile -p randomly \
-			-p "no:cacheprovider" --randomly-seed=$$seed --hypothesis-seed=$$seed $(PYTEST_ARGS) || exit 1; \
+			-p "no:cacheprovider" --randomly-seed=$$seed --hypothesis-profile=random \
+			--hypothesis-seed=$$seed $(PYTEST_ARGS) || exit 1; \
 	done
 
 # Tests that take longer than CI may: three times the examples of each property, trainings with more
