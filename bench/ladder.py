@@ -95,7 +95,7 @@ def measured(rung: Rung, size: tuple[int, int, int, int], cards: Sequence[int]) 
             "peak": step.peak_bytes,
             "images": images,
             "compute_us": step.compute_us,
-            "fits": step.peak_bytes <= budget,
+            "fits": replay.resident_budget(step, profile) <= budget,
         }
         try:
             found = replay.simulate_updates(graph, profile, budget)

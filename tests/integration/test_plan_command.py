@@ -176,6 +176,24 @@ def test_what_fits_costs_nothing(program: str, capsys: pytest.CaptureFixture[str
     assert answer["floor"]["bound"] == "compute"
 
 
+def test_a_step_fits_where_nothing_moves(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", f"{program}:make_step", "--policy", "lru", "--json", "--budget"]
+
+    def at(budget: int) -> dict[str, Any]:
+        assert cli.main([*command, f"{budget}B"]) == 0
+        return schemas.read("plan", capsys.readouterr().out)
+
+    found = at(1 << 30)
+    enough, peak = found["free_from_bytes"], found["peak_bytes"]
+    assert peak < enough  # pages are not full
+    for budget, moved in ((enough, False), (peak, True)):
+        answer = at(budget)
+        assert answer["fits"] is not moved
+        assert (answer["policies"][0]["bytes_in"] > 0) is moved
+    assert cli.main([*command[:-2], "--budget", f"{peak}B"]) == 0
+    assert "no tensor uses: does not fit" in capsys.readouterr().out
+
+
 def test_a_budget_below_one_op_is_raised(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", f"{program}:make_step", "--budget", "9MiB", "--policy", "lru"]) == 0
     out = capsys.readouterr().out

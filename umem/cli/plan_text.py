@@ -30,6 +30,7 @@ class PlanAnswer(NamedTuple):
     step: StepTrace
     device: DeviceProfile
     memory: Memory
+    resident: int  # bytes that the step takes if nothing moves, `replay.resident_budget`
     asked: int  # bytes
     budget: int  # of the replay: at least what the largest op needs
     floor: dict[str, Any]
@@ -95,6 +96,9 @@ def _budget(outcome: PlanAnswer) -> Iterator[str]:
     fits = "everything fits"
     if outcome.asked < found.peak_bytes:
         fits = f"{outcome.asked / found.peak_bytes:.0%} of the peak: does not fit"
+    elif outcome.asked < outcome.resident:
+        pages = format_bytes(outcome.resident - found.peak_bytes)
+        fits = f"the peak without the {pages} of its pages that no tensor uses: does not fit"
     yield _row("budget", f"{format_bytes(outcome.asked)}, {fits}")
     if outcome.budget > outcome.asked:
         yield _row(
@@ -207,9 +211,9 @@ def _cells(values: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _budgets(outcome: PlanAnswer) -> Iterator[str]:
-    least, peak = outcome.memory.largest_op_bytes, outcome.memory.peak_bytes
-    yield _row("budgets", f"{format_bytes(peak)}: nothing moves")
-    if outcome.hidden_from is not None and outcome.hidden_from < peak:
+    least, most = outcome.memory.largest_op_bytes, outcome.resident
+    yield _row("budgets", f"{format_bytes(most)}: nothing moves")
+    if outcome.hidden_from is not None and outcome.hidden_from < most:
         text = "the smallest at which the floor is compute: transfers can overlap with it"
         yield _row("", f"{format_bytes(outcome.hidden_from)}: {text}")
     yield _row("", f"{format_bytes(least)}: {outcome.memory.largest_op} alone")

@@ -417,8 +417,10 @@ def resident_budget(step: StepTrace, device: DeviceProfile) -> int:
     """
     if step.peak_bytes > _ADDRESSED:
         return -(-step.peak_bytes // PAGE_BYTES) * PAGE_BYTES + step.small_bytes
-    low, high = step.peak_bytes // PAGE_BYTES - 1, 2 * (step.peak_bytes // PAGE_BYTES + FLOOR_PAGES)
-    low = max(low, FLOOR_PAGES - 1)
+    low = max(step.peak_bytes // PAGE_BYTES, FLOOR_PAGES) - 1
+    high, more, most = low + 1, 1, 2 * (low + 1 + FLOOR_PAGES)
+    while high < most and _moves(step, device, high):  # the peak is often enough, or some pages more
+        low, high, more = high, high + more, 2 * more
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if _moves(step, device, middle) else (low, middle)
