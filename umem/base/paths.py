@@ -9,6 +9,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,10 +37,11 @@ def can_hold(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def replacing(target: Path, refused: type[UmemError]) -> Iterator[Path]:
-    """Give a path next to the target, whose file becomes the target only when it is complete.
+    """Give a path whose file becomes the target only when it is complete.
 
-    A link stays, and so does the mode of an existing file. The path is the target itself if that
-    cannot be replaced: a pipe, or a file in a folder that this process cannot write to.
+    The path is next to the target. A link stays, and so does the mode of an existing file. A file
+    in a folder that this process cannot write to is overwritten at the end, from a temporary
+    folder. A pipe or a device is written itself.
 
     Raises:
         refused: the file cannot be written, or the body raises it, with the path named `target`.
@@ -47,14 +49,23 @@ def replacing(target: Path, refused: type[UmemError]) -> Iterator[Path]:
     place = Path(os.path.realpath(target))
     # Processes of two containers may have one number. The suffix is kept.
     part = place.with_name(f".{secrets.token_hex(4)}.{target.name}")
-    if _is_written_itself(place):
+    fixed = place.is_file() and not can_hold(place.parent)
+    if os.path.exists(place) and not (place.is_file() or place.is_dir()):
         part = target
     try:
-        yield part
-        if part != target:
-            if place.is_file():
-                shutil.copymode(place, part)
-            part.replace(place)
+        with contextlib.ExitStack() as stack:
+            if fixed:
+                folder = tempfile.TemporaryDirectory(prefix="umem-")
+                part = Path(stack.enter_context(folder)) / target.name
+            elif part != target:
+                stack.callback(_remove, part)
+            yield part
+            if fixed:
+                shutil.copyfile(part, place)
+            elif part != target:
+                if place.is_file():
+                    shutil.copymode(place, part)
+                part.replace(place)
     except OSError as error:
         if error.filename not in (None, str(part), str(place)):  # such as one that the body reads
             raise
@@ -62,13 +73,8 @@ def replacing(target: Path, refused: type[UmemError]) -> Iterator[Path]:
         raise refused(f"{target}: {reason}; name a file that can be written") from None
     except refused as error:
         raise refused(str(error).replace(str(part), str(target))) from None
-    finally:
-        if part != target:
-            with contextlib.suppress(OSError):  # it was moved, or never made
-                part.unlink()
 
 
-def _is_written_itself(path: Path) -> bool:
-    if not os.path.exists(path) or path.is_dir():
-        return False
-    return not (path.is_file() and can_hold(path.parent))
+def _remove(part: Path) -> None:
+    with contextlib.suppress(OSError):  # it was moved, or never made
+        part.unlink()
