@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.synthetic import random_trace, training
 
 from umem import TraceError
-from umem.trace import reader
+from umem.trace import reader, writer
 from umem.trace.reader import read
 from umem.trace.schema import MAX_BYTES, MAX_ID, Alloc, Event, Free, Header, Op, Step, Validator
 from umem.trace.step_builder import read_step
@@ -234,7 +234,10 @@ BAD: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_its_place_and_reason(tmp_path: Path, case: str) -> None:
+def test_bad_input_is_its_place_and_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr(reader, "MAX_LINE", 1 << 20)
     content, reason = BAD[case]
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -250,6 +253,29 @@ def test_what_is_no_file_is_an_error_with_its_name(tmp_path: Path) -> None:
             read(path)
     with pytest.raises(TraceError, match="null byte"):
         read("a\0b")
+
+
+def test_an_op_of_all_tensors_is_written_and_read(tmp_path: Path) -> None:
+    path, count = tmp_path / "many.jsonl.gz", 200_000
+    op = Op("aten::_foreach_add_", tuple(range(count)), ())
+    with Writer(path, Header("d", "s", "")) as writer:
+        for tensor in range(count):
+            writer.write(Alloc(tensor, 512))
+        writer.write(op)
+    *_, read_op = read(path)[1]
+    assert read_op == op
+
+
+def test_no_line_is_written_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "long.jsonl"
+    monkeypatch.setattr(writer, "MAX_LINE", 100)
+    with Writer(path, Header("d", "s", "")) as file:
+        with pytest.raises(TraceError, match=f"^{path}: line 2 would be longer than 100 bytes"):
+            file.write(Op("x" * 100, (), ()))
+        file.write(Op("y", (), ()))
+    assert [*read(path)[1]] == [Op("y", (), ())]
 
 
 def test_a_packed_bomb_is_not_unpacked_whole(
@@ -312,7 +338,7 @@ def test_a_shuffled_trace_is_no_trace(tmp_path: Path, random: Any) -> None:
 
 def test_the_writer_refuses_what_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    with Writer(path, Header()) as writer:
+    with Writer(path, Header("d", "s", "")) as writer:
         writer.write(Alloc(1, 10))
         refused: list[tuple[Any, str]] = [
             (Alloc(1, 10), ":3: id 1 is allocated twice"),

@@ -419,7 +419,7 @@ def resident_budget(step: StepTrace, device: DeviceProfile) -> int:
         return -(-step.peak_bytes // PAGE_BYTES) * PAGE_BYTES + step.small_bytes
     low = max(step.peak_bytes // PAGE_BYTES, FLOOR_PAGES) - 1
     high, more, most = low + 1, 1, 2 * (low + 1 + FLOOR_PAGES)
-    while high < most and _moves(step, device, high):  # the peak is often enough, or some pages more
+    while high < most and _moves(step, device, high):  # often the peak is enough
         low, high, more = high, high + more, 2 * more
     while high - low > 1:
         middle = (low + high) // 2

@@ -17,6 +17,7 @@ from ..errors import TraceError, did_you_mean
 from .schema import (
     KEYS,
     KIND,
+    MAX_LINE,
     VERSION,
     Alloc,
     Event,
@@ -30,7 +31,6 @@ from .schema import (
 
 _log = logging.getLogger("umem")
 
-MAX_LINE = 1 << 20
 _TOLD_LINES = 1 << 12  # lines between two reports of progress
 _SALVAGE = " (`umem trace convert --partial` keeps its whole lines)"
 _GZIP = b"\x1f\x8b"

@@ -17,6 +17,7 @@ MAX_BYTES = 1 << 60  # of one block
 MAX_LIVE_BYTES = 1 << 62  # of all blocks, so that no sum of theirs leaves 64 bits
 MAX_US = 1e15  # 31 years; sums of it stay finite
 MAX_FLOPS = 1e30
+MAX_LINE = 1 << 26  # bytes: several million tensors of one op
 MAX_DEPTH = 16  # maximum nesting of the value of an unknown key
 
 # Unknown keys, kept unchanged. None instead of an empty mapping, because nearly all events have no

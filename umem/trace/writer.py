@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import TraceError
-from .schema import KEYS, KIND, NAMES, Event, Header, Validator, check_header
+from .schema import KEYS, KIND, MAX_LINE, NAMES, Event, Header, Validator, check_header
 
 _ALWAYS = ("name", "r", "w")  # are written, empty or not
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -62,7 +62,7 @@ class Writer:
             raise TraceError(f"{self._path}:{self._number}: {error}") from None
         try:
             self._put(to_json(event))
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._fail(error)
 
     def flush(self) -> None:
@@ -95,7 +95,10 @@ class Writer:
         return self._stack.enter_context(io.BufferedWriter(packed, 1 << 16))
 
     def _put(self, line: str) -> None:
-        self._stream.write(line.encode() + b"\n")
+        data = line.encode() + b"\n"
+        if len(data) > MAX_LINE:
+            raise ValueError(f"line {self._number} would be longer than {MAX_LINE} bytes")
+        self._stream.write(data)
 
     def _fail(self, error: OSError | ValueError) -> None:
         reason = error.strerror if isinstance(error, OSError) else None
