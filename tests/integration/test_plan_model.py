@@ -46,7 +46,7 @@ class Net(nn.Sequential):
         return super().forward(x)
 
 def list_models():
-    return ["tiny_net"]
+    return ["tiny_net", "tiny_normed"]
 
 def is_model(name):
     return name in list_models()
@@ -54,6 +54,7 @@ def is_model(name):
 def create_model(name, num_classes=10):
     rate = torch.linspace(0, 0.1, 2)[1].item()  # as networks with stochastic depth read it
     return Net(nn.Flatten(), nn.Linear(192, {WIDTH}), nn.ReLU(), nn.Dropout(rate),
+               nn.BatchNorm1d({WIDTH}) if name == "tiny_normed" else nn.Identity(),
                nn.Linear({WIDTH}, {WIDTH}), nn.ReLU(), nn.Linear({WIDTH}, num_classes))
 """
 Plan = Callable[..., dict[str, Any]]
@@ -133,6 +134,14 @@ def test_not_even_one_sample_fits(plan: Plan, capsys: pytest.CaptureFixture[str]
     assert plan(*words)["max_batch"] == 0
     assert cli.main(["plan", "timm.tiny_net", "--policy", "lru", *words]) == 0
     assert "none: 1 is too much" in capsys.readouterr().out
+
+
+def test_a_size_that_does_not_run_does_not_fit(plan: Plan) -> None:
+    """Batch normalization refuses a batch of 1, which the search tries."""
+    words = ["--train", "full", "--batch", "2"]
+    assert plan(*words, "--budget", "4MiB", model="timm.tiny_normed")["max_batch"] == 0
+    assert plan(*words, "--budget", "48MiB", model="timm.tiny_normed")["max_batch"] > 100
+    assert cli.main(["plan", "timm.tiny_normed", "--train", "full", "--policy", "lru"]) == 2
 
 
 def test_the_default_budget_leaves_room_for_the_context(plan: Plan) -> None:
