@@ -44,13 +44,13 @@ def add_device(
         several: --device takes several names.
     """
     default = device_profiles.DEFAULT
-    default = f"the trace's own if it is one, else {default}" if of_trace else default
+    default = f"the trace's device if that has a profile, else {default}" if of_trace else default
     what, nargs = ("device profiles", "+") if several else ("a device profile", None)
     parser.add_argument("--device", nargs=nargs, help=f"{what} (default: {default})")
     parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="a device profile in TOML or JSON"
     )
-    text = "bandwidth of another link, each way or IN,OUT" + (
+    text = "link bandwidth instead of the device's, each way or IN,OUT" + (
         ", for every device" if several else ""
     )
     parser.add_argument("--link", type=_link, metavar="GB/s", help=text)

@@ -111,8 +111,8 @@ def _entry_points(probe: core.CudaProbe) -> Facts:
         ),
         "location_info": _yes_no(
             probe["location_info"],
-            ("the driver can report where bytes are", "keeps its own ledger instead"),
-            ("the driver cannot report where bytes are", "keeps its own ledger"),
+            ("the driver can report where bytes are", "keeps its own residency table instead"),
+            ("the driver cannot report where bytes are", "keeps its own residency table"),
         ),
     }
 

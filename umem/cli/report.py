@@ -57,7 +57,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--trace-device", type=int, metavar="N",
-        help="the device of a trace of several (default: the first)",
+        help="which device, if the trace has several (default: the first)",
     )  # fmt: skip
     parser.add_argument(
         "--json", action="store_true", help="print the page's figures as one JSON object"

@@ -29,8 +29,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "terminal: print one sample.",
     )
     parser.add_argument("pid", nargs="?", type=_pid,
-                        help="its process id, or its socket's name, as 7-2 of a second process "
-                        "with the id 7; default: the only one")  # fmt: skip
+                        help="process id, or name of its socket, such as 7-2 for a second process "
+                        "with the id 7; default: the only process")  # fmt: skip
     parser.add_argument("--all", action="store_true",
                         help="all that answer, a line each, and their sum")  # fmt: skip
     parser.add_argument("--socket", type=Path, metavar="PATH", help="its socket, if it has its own")

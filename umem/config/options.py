@@ -74,9 +74,9 @@ OPTIONS = (
         "Without a GPU: the folder where evicted memory lives, so that a program needs no more "
         "memory than the budget (docs/disk.md). The file has no name and is gone when the program "
         "ends, however it ends; blocks for all allocated memory are reserved in it, up to the "
-        "limit. A sixteenth of the budget, 4 to 128 MiB, holds what is under way. With a GPU, and "
-        "without one, states of optimizers that are updated on the host are in a second such file "
-        "(docs/optimizer_state.md).",
+        "limit. A sixteenth of the budget, 4 to 128 MiB, holds pages that are being read or "
+        "written. States of optimizers that are updated on the host are in a second such file, "
+        "with or without a GPU (docs/optimizer_state.md).",
     ),
     Option(
         "disk_writes", "UMEM_DISK_WRITES", "bytes a day", parsers.parse_writes, "unlimited",
@@ -99,7 +99,7 @@ OPTIONS = (
     ),
     Option(
         "min_swap", "UMEM_MIN_SWAP", "size", parse_bytes, "2MiB", BYTES_ALLOWED,
-        "Smaller blocks are evicted only if nothing else is left.",
+        "Blocks smaller than this are evicted only if nothing else is left.",
     ),
     Option(
         "device", "UMEM_DEVICE", "device", parsers.parse_device, "auto",

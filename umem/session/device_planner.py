@@ -309,7 +309,7 @@ class DevicePlanner:
             text = "plan %d%s dropped; its steps fall back to lru: %s"
             _log.info(text, plan, self._here(), why)
         elif choice is Choice.SECOND:
-            _log.info("plan %d%s replaced by its other choice: %s", plan, self._here(), why)
+            _log.info("plan %d%s replaced by its second choice: %s", plan, self._here(), why)
         else:
             _log.info("plan %d%s is followed again: %s", plan, self._here(), why)
 

@@ -200,7 +200,7 @@ def soft_budget(settings: Settings, *, available: int | None, threads: int) -> i
     total = host.total_memory()
     if total is not None and count > total:
         reason = (
-            f"{format_bytes(count)} of frames, on a machine with {format_bytes(total)} of memory"
+            f"{format_bytes(count)} is more than this machine's memory of {format_bytes(total)}"
         )
         raise settings.refusal("budget", reason, "less than the memory")
     return count
@@ -258,10 +258,10 @@ def _check_policy(settings: Settings) -> None:
 def _check_without_torch(settings: Settings) -> None:
     """Refuse options that act on torch's objects."""
     if settings.recompute != "off":
-        reason = f"{settings.recompute!r} is for torch's modules, and allocator=none leaves them"
+        reason = f"{settings.recompute!r} needs torch, which allocator=none does not serve"
         raise settings.refusal("recompute", reason, "off")
     if settings.optimizer.value != 0:
-        reason = f"'{settings.optimizer}' is for torch's optimizers, and allocator=none leaves them"
+        reason = f"'{settings.optimizer}' needs torch, which allocator=none does not serve"
         raise settings.refusal("optimizer", reason, "device")
 
 
