@@ -176,7 +176,8 @@ def report(steps: list[Step], trace: Path, budget: int, device: DeviceProfile) -
         f"{count} of {len(settled)} settled steps by a plan: {format_bytes(last.bytes_in)} in, "
         f"{format_bytes(last.bytes_out)} out; no schedule has less than {format_bytes(least)} in"
     )
-    print(f"step {us / 1e3:.2f} ms, floor {floor / 1e3:.2f} ms: ratio {us / floor:.3f}")
+    ratio = f": ratio {us / floor:.3f}" if floor else ""  # nothing has to move
+    print(f"step {us / 1e3:.2f} ms, floor {floor / 1e3:.2f} ms{ratio}")
 
 
 def parsed() -> argparse.Namespace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -101,6 +102,7 @@ class Program:
         self.at: dict[str, int] = {}
         self.bytes: dict[str, int] = {}
         self.values: dict[str, bytes] = {}
+        self._written = itertools.count()
 
     def take(self, name: str, mib: int = 4) -> int:
         ptr = _core.allocate(mib * MIB)
@@ -109,7 +111,7 @@ class Program:
         return ptr
 
     def fill(self, name: str) -> None:
-        value = self.values[name] = bytes([(len(self.values) * 37 + len(name)) % 256])
+        value = self.values[name] = bytes([next(self._written) % 255 + 1])  # another each time
         _core_testing.store(self.at[name], value)
         _core_testing.store(self.at[name] + self.bytes[name] - 1, value)
 

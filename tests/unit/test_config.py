@@ -343,10 +343,24 @@ def test_budgets_that_cannot_be(tmp_path: Path, given: dict[str, Any], words: st
     assert "; allowed: " in str(caught.value)
 
 
+@pytest.mark.parametrize("option", ["disk", "torch_ext_cache", "trace"])
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_path_is_refused(option: str, text: str) -> None:
+    """As `--disk "$SCRATCH"` gives it where that variable is not set."""
+    with pytest.raises(ConfigError, match=f"^{option}=.*the path is empty"):
+        config.load({option: text}, environ={})
+
+
+def test_a_disk_of_less_than_a_page_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'1MiB' is less than 2 MiB"):
+        config.load({"disk": "/fast:1MiB"}, environ={})
+
+
 def test_environment_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
     monkeypatch.setenv("UMEM_POLICY", "none")
     monkeypatch.setenv("UMEM", "off")
+    monkeypatch.setenv("UMEM_STRICT", "")  # as if it was not set
     environment = config.run_environment({"budget": "8GiB"})
     ours = {k: v for k, v in environment.items() if k.startswith("UMEM")}
     usual = {"UMEM_STRICT": "1", "UMEM_SUMMARY": "1"}

@@ -204,8 +204,9 @@ def test_the_runner_takes_budgets_from_the_measured_peak(run: Run) -> None:
             super().__init__(spec)
             seen.append(spec)
 
-    plan = runner.DemoPlan(workloads=("resnet",), steps=8)
+    plan = runner.DemoPlan(workloads=("resnet",), steps=8, device="cuda")
     rows = run(plan, Seen)
+    assert {spec.device for spec in seen} == {"cuda"}  # plain torch trains where umem does
     assert len(seen) == len(rows) == plan.runs == 14
     assert [spec.budget for spec in seen[:2]] == [None, runner.AMPLE_BYTES]
     squeezed = [(spec.budget, spec.policy) for spec in seen[2:]]
@@ -344,6 +345,33 @@ def test_a_bad_place_for_the_picture_is_refused(tmp_path: Path, name: str, words
     pytest.importorskip("matplotlib", reason="matplotlib knows the types")
     with pytest.raises(ConfigError, match=words):
         plot.check(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--disk", "/dev/shm"], "in this machine's memory"),
+        (["--disk", "/no/such"], "No such file"),
+        (["--disk", " "], "the path is empty"),
+        (
+            ["--device", "soft:512MiB"],
+            "size; allowed: soft[:PROFILE] or cuda",
+        ),
+        (["--device", "moon"], "'moon' is not a device"),
+    ],
+)
+def test_a_bad_option_is_told_before_anything_trains(
+    words: list[str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(runner, "WorkerProcess", None)
+    assert cli.main(["demo", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"umem demo: {words[0]}")
+    assert told in err
 
 
 def test_too_few_steps_are_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:

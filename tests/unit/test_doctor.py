@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from umem.cli import doctor, doctor_cuda, doctor_disk, main
+from umem.cli import doctor, doctor_cuda, doctor_disk, doctor_link, main
 from umem.config import settings as config
 from umem.errors import ConfigError
 from umem.integrations.torch import build
@@ -207,6 +207,46 @@ def test_the_verdict_is_no_where_the_extension_is_missing_and_cannot_be_built(
     built["built"] = ["extension.so"]  # of this torch or of another
     monkeypatch.setattr(build, "find_or_build", lambda _: Path("extension.so"))
     assert machine_with(probe(), None, torch_ext_cache=bad, **options)["works"] is True
+
+
+def test_a_gpu_needs_no_extension(
+    machine_with: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "_extension", lambda: {"built": []})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    options = {"device": "cuda", "budget": "64MiB"}
+    verdict = machine_with(probe(), "13.0", **options)
+    assert verdict["works"] is True
+    assert "pluggable allocator and an observer in Python" in verdict["slower"]
+    assert "no C++ compiler was found" in verdict["slower"]
+    for needs in ({"allocator": "subclass"}, {"observer": "native"}):
+        verdict = machine_with(probe(), "13.0", **options, **needs)
+        assert verdict["works"] is False
+        assert "no C++ compiler was found" in verdict["because"]
+
+
+def test_without_torch_other_libraries_can_use_umem(
+    machine_with: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"device": "soft", "budget": "64MiB", "allocator": "none"}
+    machine_with(probe(), None, **options)
+    monkeypatch.setattr(doctor, "_torch_version", lambda: None)
+    monkeypatch.setattr(doctor, "_extension", lambda: {"built": []})
+    monkeypatch.setenv("PATH", "")
+    assert doctor._verdict()["works"] is True
+
+
+def test_what_cannot_be_measured_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(doctor_link, "measure", broken)
+    found = doctor.examine(measure=True)
+    assert "torch is not installed" in found["host"]["problem"]
+    assert found["link"]["problem"] == "libcudart.so.13: cannot open shared object file"
+
+
+def broken() -> dict[str, Any]:
+    raise OSError("libcudart.so.13: cannot open shared object file")
 
 
 def test_absent_values_are_null_in_json_and_words_in_text() -> None:

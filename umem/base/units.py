@@ -33,7 +33,7 @@ def parse_bytes(text: str, *, least: int = 0) -> int:
 
     Args:
         text: the number with its unit.
-        least: 0, or 1 if zero bytes make no sense.
+        least: the least number, such as 1 if zero bytes make no sense.
 
     Raises:
         ValueError: not a size, negative, below `least`, a fraction of a byte, or more than
@@ -50,7 +50,8 @@ def parse_bytes(text: str, *, least: int = 0) -> int:
     if exact > _LARGEST:
         raise ValueError(f"{text!r} is more than any machine has")
     if exact < least:
-        raise ValueError(f"{text!r} is not above 0")
+        low = f"less than {format_bytes(least)}" if least > 1 else "not above 0"
+        raise ValueError(f"{text!r} is {low}")
     return int(exact)
 
 

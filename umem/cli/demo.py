@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MIN_STEPS = 3  # two of them warm up
 QUICK_STEPS = 4
+_DEVICES = "soft[:PROFILE] or cuda"
 DEFAULT_PLOT = Path("umem-demo.png")
 
 
@@ -36,9 +37,9 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--steps", type=int, help="training steps per run, 3 or more (default: 7)")
     parser.add_argument("--quick", action="store_true", help="4 steps, lru at 1/4 only")
-    parser.add_argument("--device", default="soft", help="soft[:PROFILE] or cuda (default: soft)")
+    parser.add_argument("--device", default="soft", help=f"{_DEVICES} (default: soft)")
     text = "a folder on a disk for evicted memory in the runs below the peak (docs/disk.md)"
-    parser.add_argument("--disk", type=Path, metavar="DIR", help=text)
+    parser.add_argument("--disk", metavar="DIR", help=text)
     text = (
         "where runs below the peak update parameters: device, host, auto or 50%% "
         "(docs/optimizer_state.md); all runs then use torch's fused kernels"
@@ -141,7 +142,7 @@ def _plan(args: argparse.Namespace) -> DemoPlan:
         steps=steps,
         device=args.device,
         optimizer=args.optimizer,
-        disk=None if args.disk is None else str(args.disk),
+        disk=args.disk,
         # The workers do not get umem's variables, so that plain torch stays plain.
         torch_ext_cache=str(settings.load().torch_ext_cache),
     )
@@ -157,7 +158,11 @@ def _check(plan: DemoPlan, picture: Path | None, report: Path | None) -> None:
     data.need("torch")
     given = {"device": plan.device, "budget": AMPLE_BYTES, "optimizer": plan.optimizer}
     given["disk"] = plan.disk
-    resolve.native_options(settings.load(given, flags=True), threads=1)
+    chosen = settings.load(given, flags=True)
+    if chosen.device.bytes is not None:
+        raise chosen.refusal("device", "the demo chooses the device's size", _DEVICES)
+    resolve.native_options(chosen, threads=1)
+    resolve.check_disk(chosen)
     if picture is not None:
         plot.check(picture)
     if report is not None:

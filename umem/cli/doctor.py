@@ -21,7 +21,7 @@ from ..base import host
 from ..base.units import format_bytes
 from ..base.version import __version__
 from ..config.options import BY_NAME, OPTIONS
-from ..config.parsers import Budget, Device
+from ..config.parsers import Budget, Device, parse_path
 from ..config.settings import load
 from ..errors import ConfigError, NotSupportedError, UmemError
 from . import doctor_cuda, doctor_disk, doctor_link
@@ -57,7 +57,7 @@ def add_parser(subparsers: Subparsers) -> None:
     text = "measure the host's memory, and the link of a GPU (needs torch; seconds)"
     parser.add_argument("--measure", action="store_true", help=text)
     text = "with --measure: also the rates of the disk of this folder, for the option disk"
-    parser.add_argument("--disk", type=Path, metavar="DIR", help=text)
+    parser.add_argument("--disk", metavar="DIR", help=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -65,13 +65,20 @@ def main(args: argparse.Namespace) -> int:
     """Print the report; return 0 if umem can be enabled here, else 1.
 
     Raises:
-        ConfigError: `--disk` without `--measure`.
+        ConfigError: `--disk` without `--measure`, or without a folder.
     """
     if args.disk is not None and not args.measure:
         raise ConfigError("--disk without --measure; allowed: umem doctor --measure --disk DIR")
-    report = examine(measure=args.measure, disk=args.disk)
+    report = examine(measure=args.measure, disk=_folder(args.disk))
     print(json.dumps(report, indent=2) if args.json else render(report))
     return 0 if report["verdict"]["works"] else 1
+
+
+def _folder(text: str | None) -> Path | None:
+    try:
+        return None if text is None else parse_path(text)
+    except ValueError as error:
+        raise ConfigError(f"--disk: {error}; allowed: a folder on a disk") from None
 
 
 def examine(*, measure: bool = False, disk: Path | None = None) -> dict[str, Facts]:
@@ -95,7 +102,7 @@ def examine(*, measure: bool = False, disk: Path | None = None) -> dict[str, Fac
     for name, look in sections.items():
         try:
             report[name] = look()
-        except UmemError as error:
+        except (UmemError, ImportError, OSError) as error:
             report[name] = {"problem": str(error)}
     return report
 
@@ -222,9 +229,10 @@ def _memory() -> Facts:
 
 
 def _host() -> Facts:
-    from ..integrations.torch.version import torch_threads
+    from ..integrations.torch.version import require_torch, torch_threads
     from ..session import host_share
 
+    require_torch()
     return {
         "threads": torch_threads(),
         "copy_gb_per_s": round(host_share.copy_rate() / 1e3, 1),
@@ -259,35 +267,56 @@ def _plain(name: str, value: object) -> object:
         return BY_NAME[name].default
     if name in ("host_budget", "disk_writes") and value == 0:
         return "unlimited"
+    if name == "watchdog" and value == 0:
+        return "off"
     if isinstance(value, Budget) and value.bytes is not None:
         return value.bytes
     return value if isinstance(value, (bool, int)) else str(value)
 
 
 def _verdict() -> Facts:
-    from ..integrations.torch import build
     from ..integrations.torch.version import torch_problem
     from ..session.resolve import native_options
 
-    problem = torch_problem(_torch_version())
-    if problem is not None:
-        return _cannot(problem)
+    extension: Facts = {}
     try:
         settings = load()
+        problem = torch_problem(_torch_version())
+        if problem is not None and settings.allocator != "none":
+            return _cannot(problem)
         if settings.device.kind == "auto" and _torch_cuda() is None:
             # `import torch` would choose it as well.
             settings = dataclasses.replace(settings, device=Device("soft"))
         options = native_options(settings, threads=1)
+        if settings.allocator != "none":
+            extension = _extension_verdict(settings, options.device)
+    except UmemError as error:
+        return _cannot(str(error))
+    facts = _cuda_verdict(settings) if options.device == "cuda" else _soft_verdict(options)
+    return {**facts, "policy": settings.policy, **extension} if facts["works"] else facts
+
+
+def _extension_verdict(settings: Settings, device: str) -> Facts:
+    """Return what umem does without the torch extension; no facts where there can be one.
+
+    Raises:
+        NotSupportedError: there can be none, and nothing else can do its work.
+    """
+    from ..integrations.torch import build
+
+    try:
         try:
             build.check_can_build(settings.torch_ext_cache)
         except NotSupportedError:
             if not _extension()["built"]:
                 raise
             build.find_or_build(settings.torch_ext_cache)  # finds that for this torch, or says why
-    except UmemError as error:
-        return _cannot(str(error))
-    facts = _cuda_verdict(settings) if options.device == "cuda" else _soft_verdict(options)
-    return {**facts, "policy": settings.policy} if facts["works"] else facts
+    except NotSupportedError as error:
+        needed = settings.allocator == "subclass" or settings.observer == "native"
+        if device == "soft" or needed:
+            raise
+        return {"slower": f"torch's pluggable allocator and an observer in Python: {error}"}
+    return {}
 
 
 def _cannot(because: str) -> Facts:

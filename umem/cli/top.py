@@ -26,7 +26,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="show live statistics of running processes",
         description="Show live statistics of one or all running processes of the same user that "
         "were started with UMEM_TOP=1. With --once or --metrics, or if the output is not a "
-        "terminal: print one sample.",
+        "terminal (without --json): print one sample.",
     )
     parser.add_argument("pid", nargs="?", type=_pid,
                         help="process id, or name of its socket, such as 7-2 for a second process "

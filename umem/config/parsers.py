@@ -142,6 +142,8 @@ def parse_device(text: str) -> Device:
 
 def parse_path(text: str) -> Path:
     """Parse a path; `~` is the home directory."""
+    if not text.strip():
+        raise ValueError("the path is empty")
     path = Path(text)
     try:
         return path.expanduser()

@@ -178,7 +178,10 @@ def run_environment(given: Mapping[str, str]) -> dict[str, str]:
         )
     texts = {BY_NAME[name].env: text for name, text in given.items()}
     typed = "\n".join(f"{name}={text}" for name, text in texts.items())
-    return {**_RUN_USUAL, **os.environ, "UMEM": "1", **texts, _TYPED: typed}
+    inherited = {
+        name: text for name, text in os.environ.items() if text.strip() or not _is_ours(name)
+    }  # an empty variable of umem's is not set
+    return {**_RUN_USUAL, **inherited, "UMEM": "1", **texts, _TYPED: typed}
 
 
 def child_environment() -> dict[str, str]:

@@ -118,7 +118,12 @@ def run(
             to compare with.
     """
     for name in plan.workloads:
-        base = RunSpec(name, torch_ext_cache=plan.torch_ext_cache, fused=plan.optimizer is not None)
+        base = RunSpec(
+            name,
+            device=plan.device,
+            torch_ext_cache=plan.torch_ext_cache,
+            fused=plan.optimizer is not None,
+        )
         with WorkerProcess(base, tell) as reference:
             yield from _Workload(plan, base, reference, tell, advance).rows(traces)
 
@@ -146,7 +151,7 @@ class _Workload:
     def rows(self, traces: Path | None) -> Iterator[DemoRow]:
         plan, name = self._plan, self._base.workload
         yield self._row(self._base, 0, self._plain, self._before)
-        spec = replace(self._base, device=plan.device, budget=AMPLE_BYTES, sample_ms=SAMPLE_MS)
+        spec = replace(self._base, budget=AMPLE_BYTES, sample_ms=SAMPLE_MS)
         roomy = self._run(spec, 1)
         assert roomy.peak_bytes is not None, "a run under umem has a peak"
         yield roomy

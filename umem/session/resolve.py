@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..base import device_profiles, host
@@ -111,10 +110,16 @@ def is_native(policy: object) -> bool:
     return isinstance(policy, str) and policy in core.policies()
 
 
-def _check_disk(settings: Settings, folder: Path) -> None:
-    """Refuse a folder that cannot hold the states of updates on the host."""
+def check_disk(settings: Settings) -> None:
+    """Refuse a folder, if there is one, that cannot hold a scratch file.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if settings.disk is None:
+        return
     try:
-        for descriptor in open_unnamed(folder):
+        for descriptor in open_unnamed(settings.disk.folder):
             os.close(descriptor)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -282,8 +287,8 @@ def _check_device(settings: Settings, kind: str) -> None:
         reason = "no evicted memory is written to a disk"
         allowed = "unlimited, or with device=soft and a disk"
         raise settings.refusal("disk_writes", reason, allowed)
-    if kind == "cuda" and settings.disk is not None:
-        _check_disk(settings, settings.disk.folder)
+    if kind == "cuda":
+        check_disk(settings)
     if settings.backing == "mapped" and settings.allocator == "pool":
         reason = "torch hands the blocks of a pool out again without telling umem"
         raise settings.refusal("backing", reason, "managed, or another allocator than pool")
