@@ -273,7 +273,7 @@ def test_a_share_that_fits_is_better_than_one_that_does_not() -> None:
     assert budget < replay.min_budget(trace)
     best = simulate_updates(RecomputeGraph(trace), HOST, budget)
     assert best.recomputed.result.raised_from is None
-    one = replay.replay_shares(trace, SHARES, "auto", HOST, budget)
+    _, one = replay.replay_shares(trace, SHARES, "auto", HOST, budget)
     assert one.raised_from is None
 
 

@@ -342,7 +342,7 @@ def test_the_share_on_the_host_is_one_that_fits_the_budget(
 
     replay_step = replay.replay_step
     monkeypatch.setattr(replay, "replay_step", above_the_budget_at_first)
-    assert make.updated(step, (0.0, 1.0), "auto", LINK, budget) is tried[1]
+    assert replay.replay_shares(step, (0.0, 1.0), "auto", LINK, budget)[0] is tried[1]
 
 
 @pytest.mark.parametrize(("pages", "level"), [(0, 0), (1, 1), (31, 1), (32, 2), (63, 3), (64, 4)])
@@ -356,7 +356,7 @@ def test_updates_on_the_host_are_a_finding_with_the_time_of_their_replay() -> No
     for policy, setting in (("auto", "optimizer=auto"), ("lru", "policy=auto optimizer=auto")):
         shown = content(step, budget, policy)
         (named,) = [one for one in shown.findings if one.setting == setting]
-        again = replay.replay_shares(step, SHARES, "auto", LINK, budget)
+        _, again = replay.replay_shares(step, SHARES, "auto", LINK, budget)
         assert named.step_us == pytest.approx(again.step_us)
         assert again.step_us < 0.99 * shown.line.result.step_us
 

@@ -44,21 +44,21 @@ def test_the_summary_shows_every_figure_that_moves() -> None:
     timed = {f"timed_bytes_{way}": 64 << 20 for way in ("in", "out")}
     timed |= {f"timed_busy_{way}_us": 2000 for way in ("in", "out")}
     zero = Stats(**{**dict.fromkeys(NAMES, 0), "disk_file_bytes": 1, **timed})
-    plain = text.summary(zero, device="soft", policy="lru")
+    plain = text.Summary(zero, device="soft", policy="lru")
     assert "device soft, policy lru" in plain
     assert "33.6 GB/s  in; 33.6 GB/s out, of the transfers that were timed" in plain
     for name in NAMES:
         changed = dataclasses.replace(zero, **{name: 7 << 20})
-        assert text.summary(changed, device="soft", policy="lru") != plain, name
+        assert text.Summary(changed, device="soft", policy="lru") != plain, name
 
 
 def test_the_summary_counts_in_units() -> None:
     values = {**dict.fromkeys(NAMES, 0), "budget_bytes": 32 << 20, "evictions": 5}
-    assert "(virtual)" in text.summary(Stats(**values), device="soft", policy="lru")
-    gpu = text.summary(Stats(**values), device="cuda", policy="lru")
+    assert "(virtual)" in text.Summary(Stats(**values), device="soft", policy="lru")
+    gpu = text.Summary(Stats(**values), device="cuda", policy="lru")
     assert "(virtual)" not in gpu  # a driver reports neither faults nor stalls
     assert "faults" not in gpu.partition("driver calls failed")[0]
-    summary = text.summary(Stats(**values), device="soft", policy="lru")
+    summary = text.Summary(Stats(**values), device="soft", policy="lru")
     assert re.search(r"^budget +32 MiB  device soft", summary, re.MULTILINE)
     assert "5 evictions" in summary
     assert "of unlimited" in summary
@@ -143,7 +143,7 @@ def test_advice_says_what_to_change() -> None:
     assert closing.count("\numem: ") == closing.count("change first") == 1
     shown = text.Summary(short, device="soft", policy="lru", advice=text.advice(short))
     assert "advice" in shown
-    assert shown.count("\n") == closing.count("\n") + text.summary(
+    assert shown.count("\n") == closing.count("\n") + text.Summary(
         short, device="soft", policy="lru"
     ).count("\n")
     assert "change first: a budget of 12 MiB" in shown._repr_html_()

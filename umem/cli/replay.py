@@ -106,7 +106,7 @@ def main(args: argparse.Namespace) -> int:
         how = {"host_budget": host, "repeats": repeats}
         try:
             if shares:
-                return replay.replay_shares(trace.step, shares, policy, device, budget, **how)
+                return replay.replay_shares(trace.step, shares, policy, device, budget, **how)[1]
             return replay.replay_step(trace.step, policy, device, budget, **how)
         except UmemError as error:
             return Failure(policy, budget, device.name, str(error))

@@ -133,7 +133,7 @@ def of_trace(
         UmemError: a bad trace or option.
     """
     from ..report import make
-    from ..simulation.replay import load_devices
+    from ..simulation.replay import load_devices, replay_shares
 
     found = load_devices(path, partial=partial, show=show)
     number = min(found) if trace_device is None else trace_device
@@ -162,7 +162,7 @@ def of_trace(
     step = trace.step
     room = budget if isinstance(budget, int) else replay.budget_of(budget, trace.peak_bytes)
     if shares:
-        step = make.updated(step, shares, policy, device, room, host_budget=host_budget)
+        step, _ = replay_shares(step, shares, policy, device, room, host_budget=host_budget)
     return make.content(
         step,
         device,

@@ -68,17 +68,6 @@ class Summary(str):
         return "<table>" + "".join(lines) + "</table>"
 
 
-def summary(
-    stats: Stats, *, device: str, policy: str, allocator: str = "", holders: Holders | None = None
-) -> str:
-    """Format the statistics as lines of name, value and note.
-
-    Args:
-        holders: blocks and live bytes of each framework other than torch.
-    """
-    return _lines(_rows(stats, device, policy, allocator, holders))
-
-
 def _lines(rows: list[Row]) -> str:
     return "\n".join(f"{name:<12} {value:>12}  {note}".rstrip() for name, value, note in rows)
 

@@ -317,7 +317,7 @@ def _host_updates(line: Timeline, trials: Trials) -> list[Finding]:
     if not candidates(step).updates:
         return []
     try:
-        best = replay.replay_shares(
+        _, best = replay.replay_shares(
             step, SHARES, registry.DEFAULT, line.device, result.budget,
             host_budget=trials.host_budget,
         )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from ..base.device_profiles import DeviceProfile
 from ..base.progress import progress
@@ -80,27 +79,3 @@ def content(
     if raised := replay.raised_note(logged.result):
         said.insert(0, f"{raised}.")
     return Content(title, line, by_cause, waits, found, results, origins or {}, (*notes, *said))
-
-
-def updated(
-    step: StepTrace,
-    shares: Sequence[float],
-    policy: str,
-    device: DeviceProfile,
-    budget: int,
-    *,
-    host_budget: int = 0,
-) -> StepTrace:
-    """Return the step with the share of its updates on the host that is fastest in replay.
-
-    Evicted tensors may take `host_budget` bytes; 0 for any number.
-
-    Raises:
-        ConfigError, PlanError, OutOfMemoryError, StateError: as `replay.replay_step`.
-    """
-    from ..recompute.planner.host_updates import candidates, on_host
-
-    found = candidates(step)
-    steps = [on_host(step, found.first(share), device) for share in shares]
-    run = partial(replay.replay_step, device=device, budget=budget, host_budget=host_budget)
-    return min(steps, key=lambda one: run(one, policy).rank)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from ..base.text_table import aligned
+from ..base.units import format_bytes
 from ..errors import ConfigError, kind_of
 from .spans import parts
 
 if TYPE_CHECKING:
     from ..base.native import core
+
+_HEADINGS = ("name", "tag", "tensors", "bytes", "resident", "evicted", "in flight", "discarded")
+_WORDS = (0, 1, 8)  # columns aligned to the left
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,7 @@ class PlacementReport(tuple[TensorPlacement, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        from ..monitor.tensors import table
-
-        return table(self)
+        return _table(self)
 
     def _repr_html_(self) -> str:
         """Return the table for a notebook."""
@@ -139,3 +142,36 @@ def _row(name: str, address: int, row: core.Whereabouts) -> TensorPlacement:
         row["exempt"],
         row["in_use"],
     )
+
+
+def _table(rows: Sequence[TensorPlacement]) -> str:
+    """Format one line per name, or per scope and tag, the largest first, and a total."""
+    groups: dict[tuple[str, str], list[TensorPlacement]] = {}
+    for row in rows:
+        tag = row.tag if row.held else "not managed"
+        groups.setdefault((row.name or row.scope or "-", tag), []).append(row)
+    ordered = sorted(groups.items(), key=lambda group: -sum(row.bytes for row in group[1]))
+    lines = [_line(*key, group) for key, group in ordered]
+    lines.append(_line("total", "", rows))
+    return "\n".join(aligned([(*_HEADINGS, ""), *lines], _WORDS))
+
+
+def _line(name: str, tag: str, rows: Sequence[TensorPlacement]) -> tuple[str, ...]:
+    flight = sum(row.arriving_bytes + row.leaving_bytes for row in rows)
+    sums = (
+        sum(row.bytes for row in rows),
+        sum(row.resident_bytes for row in rows),
+        sum(row.evicted_bytes for row in rows),
+        flight,
+        sum(row.discarded_bytes for row in rows),
+    )
+    return name, tag, str(len(rows)), *(format_bytes(n) if n else "-" for n in sums), _notes(rows)
+
+
+def _notes(rows: Sequence[TensorPlacement]) -> str:
+    notes = [
+        ("pinned", sum(row.bytes for row in rows if row.pins)),
+        ("excluded", sum(row.bytes for row in rows if row.excluded)),
+        ("known only to the driver", sum(row.unknown_bytes for row in rows)),
+    ]
+    return ", ".join(f"{format_bytes(n)} {note}" for note, n in notes if n)

@@ -301,10 +301,10 @@ def replay_shares(
     *,
     host_budget: int = 0,
     repeats: int = REPEATS,
-) -> Result:
+) -> tuple[StepTrace, Result]:
     """Replay a step with each of these shares of its updates on the host; return the fastest.
 
-    Its `compute_us` is that of the step without the updates that the host does.
+    The result's `compute_us` is that of the step without the updates that the host does.
 
     Raises:
         ConfigError, PlanError, OutOfMemoryError, StateError: as `replay_step`.
@@ -312,12 +312,12 @@ def replay_shares(
     from ..recompute.planner.host_updates import candidates, on_host
 
     found = candidates(step)
-    steps = (on_host(step, found.first(share), device) for share in shares)
+    steps = [on_host(step, found.first(share), device) for share in shares]
     results = [
         replay_step(new, policy, device, budget, host_budget=host_budget, repeats=repeats)
         for new in steps
     ]
-    return min(results, key=lambda result: result.rank)
+    return min(zip(steps, results, strict=True), key=lambda tried: tried[1].rank)
 
 
 def simulate_updates(

@@ -65,13 +65,6 @@ class Writer:
         except (OSError, ValueError) as error:
             self._fail(error)
 
-    def flush(self) -> None:
-        """Pass the written bytes to the system; of a compressed file only whole blocks."""
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._fail(error)
-
     def close(self) -> None:
         """Finish the file; a no-op when it is finished."""
         try:

@@ -471,26 +471,15 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _submitted(part: Optimizer, chunk: _Chunk) -> Future[None]:
-    """Update a chunk on the thread; while the interpreter ends, on this one."""
     global _thread
-    try:
-        if _thread is None:
-            settings = session.current_settings()
-            threads = settings.optimizer_threads if settings else 0
-            near = next((p.device for p in chunk.values if p.is_cuda), None)
-            _thread = ThreadPoolExecutor(
-                1, "umem-host-update", initializer=_begin_thread, initargs=(threads, near)
-            )
-        return _thread.submit(_update, part, chunk)
-    except RuntimeError:  # threads can no longer start work
-        done: Future[None] = Future()
-        try:
-            _update(part, chunk)
-        except BaseException as error:  # noqa: BLE001 - as of the thread
-            done.set_exception(error)
-        else:
-            done.set_result(None)
-        return done
+    if _thread is None:
+        settings = session.current_settings()
+        threads = settings.optimizer_threads if settings else 0
+        near = next((p.device for p in chunk.values if p.is_cuda), None)
+        _thread = ThreadPoolExecutor(
+            1, "umem-host-update", initializer=_begin_thread, initargs=(threads, near)
+        )
+    return state_file.submitted(_thread, lambda: _update(part, chunk))
 
 
 def _begin_thread(threads: int, near: torch.device | None) -> None:

@@ -135,7 +135,7 @@ class StateFile:
 
     def settle(self) -> None:
         """Wait until all states that were given back are written."""
-        _run(self._writer, lambda: None).result()
+        submitted(self._writer, lambda: None).result()
         for offset, written in list(self._writes.items()):
             if written.done() and self._writes.get(offset) is written:
                 del self._writes[offset]
@@ -246,7 +246,7 @@ class Loan:
         self._staging: mmap.mmap | None = None
         self._ended = False
         before = [w for _, found in ranges if (w := file._writes.get(found.offset))]
-        self._read = _run(file._reader, lambda: self._fetch(before))
+        self._read = submitted(file._reader, lambda: self._fetch(before))
 
     def of(self, value: Any) -> Any:
         """Return the tensor to update in place of a kept one, and anything else as it is."""
@@ -286,7 +286,7 @@ class Loan:
             self._read.cancel()
             self._read.add_done_callback(self._forget)
             return
-        written = _run(self._file._writer, self._store)
+        written = submitted(self._file._writer, self._store)
         self._file._writes.update((each.range.offset, written) for each in self._lent)
 
     def _fetch(self, before: list[Future[None]]) -> None:
@@ -362,7 +362,7 @@ def transfer(call: Callable[[int, Any, int], int], file: int, block: memoryview,
         block, at = block[done:], at + done
 
 
-def _run(pool: ThreadPoolExecutor, call: Callable[[], None]) -> Future[None]:
+def submitted(pool: ThreadPoolExecutor, call: Callable[[], None]) -> Future[None]:
     """Call a function on the pool's thread; while the interpreter ends, on this one."""
     try:
         return pool.submit(call)

@@ -8,14 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base.device_profiles import DeviceProfile
-from ...trace.step_trace import Ints, Kind, StepTrace
+from ...trace.step_trace import Kind, StepTrace
 from ..base import Move, Plan
 from ..default.occupancy import capacity, large_live_bytes
 from .graph import DataflowGraph
 from .phases import fetch
 
 MEMORY_RATIO = 0.9  # of the bytes that variables leave free: TF_LMS_SIMULATOR_MEM_RATIO
-SEQUENTIAL_FIRST = 3  # levels ahead of the first fetch where `ahead` is negative
 SYNC_OUT, SYNC_IN = 1, 2
 
 
@@ -24,7 +23,7 @@ class Levels:
     """The parameters of TensorFlow LMS v2, in levels."""
 
     threshold: int = 1  # a tensor is swapped out before consumers further away than this
-    ahead: int = 1  # levels between its fetch and its consumer; negative: sequentially
+    ahead: int = 1  # levels between its fetch and its consumer
     groupby: int = 0  # consumers within this distance share one fetch
     sync: int = 0  # 1: compute waits for evictions, 2: for fetches, 3: for both
 
@@ -131,7 +130,7 @@ class _Model:
         for tensor, uses in self._uses.items():
             found += self._of_tensor(tensor, uses, levels)
         found.sort(key=lambda swap: (swap.end, swap.tensor))
-        return found if levels.ahead >= 0 else self._sequential(found)
+        return found
 
     def _of_tensor(self, tensor: int, uses: list[int], levels: Levels) -> list[DistanceSwap]:
         level = self._graph.level
@@ -140,17 +139,7 @@ class _Model:
         swaps = []
         for op in (op for op in uses if op > last):
             if op - last > 1 and (last == near[-1] or level[op] - level[last] > levels.groupby):
-                ahead = levels.ahead if levels.ahead >= 0 else SEQUENTIAL_FIRST
-                swaps.append(DistanceSwap(tensor, last, self._graph.trigger(op, last, ahead), op))
+                after = self._graph.trigger(op, last, levels.ahead)
+                swaps.append(DistanceSwap(tensor, last, after, op))
             last = op
-        return swaps
-
-    def _sequential(self, swaps: list[DistanceSwap]) -> list[DistanceSwap]:
-        """Start each fetch at the consumer of the one before."""
-        ends: Ints = np.array([swap.end for swap in swaps], np.int64)
-        for index in range(1, len(swaps)):
-            swap = swaps[index]
-            earlier = ends[:index][ends[:index] < swap.end]
-            after = int(earlier[-1]) if len(earlier) else swap.after
-            swaps[index] = swap._replace(after=max(swap.start, after))
         return swaps
