@@ -191,4 +191,5 @@ int main() {
   fetches_count_what_is_not_planned(0);
   fetches_count_what_is_not_planned(kBytes);
   fetches_count_what_is_not_planned(kBytes + 1);
+  return g_wrong != 0;
 }

@@ -3,6 +3,7 @@
 // wakes it. Ops use some blocks in part, and all threads parts of one block. Built with each
 // sanitizer by tests/native/test_sanitizers.py. Every block carries a pattern that is checked
 // before each use and before its release.
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -59,8 +60,10 @@ void write(const Block& block) {
 unsigned char* g_flat = nullptr;
 constexpr std::size_t kFlatBytes = 8 * MiB;
 
+std::array<unsigned char, 4> g_values{1, 2, 3, 4};  // each is its thread's, which changes it
+
 Block part_of(unsigned thread) {
-  return {g_flat + thread * kPageBytes, kPageBytes, static_cast<unsigned char>(thread + 1)};
+  return {g_flat + thread * kPageBytes, kPageBytes, g_values[thread]};
 }
 
 // One hint on the thread's own block, between ops. A refusal is fine: it is pinned, memory is full,
@@ -131,7 +134,7 @@ void work(unsigned seed, int rounds) {
         const std::size_t offset = random() % block.bytes;
         inputs.push_back({block.ptr, offset, random() % 2 ? (block.bytes - offset + 1) / 2 : 0});
       }
-    const Block part = part_of(seed % 4);
+    Block part = part_of(seed % 4);
     inputs.push_back({g_flat, seed % 4 * kPageBytes, kPageBytes});
     runtime::op_begin(&op, inputs.data(), inputs.size());
     runtime::Failure failure;
@@ -146,7 +149,10 @@ void work(unsigned seed, int rounds) {
     }
     for (const Block& block : live) check(block);
     check(part);
-    if (random() % 4 == 0) write(part);
+    if (random() % 4 == 0) {
+      part.value = g_values[seed % 4] = static_cast<unsigned char>(random());
+      write(part);
+    }
     runtime::op_end(&op, residency::Tag::kActivation);
     if (random() % 4 == 0) runtime::step();  // a layout serves again
     if (!live.empty() && random() % 3 == 0) hint(random, live[random() % live.size()], holds);

@@ -21,7 +21,7 @@ PIECE = 64 * MIB
 
 
 class Memory:
-    """Live blocks, each filled with a distinct byte."""
+    """Live blocks, each filled with a byte that none was filled with before."""
 
     def __init__(self) -> None:
         self.live: dict[int, tuple[int, int]] = {}  # address: bytes, byte
@@ -29,13 +29,14 @@ class Memory:
 
     def take(self, nbytes: int) -> int:
         ptr = _core.allocate(nbytes)
-        self.made += 1
-        self.live[ptr] = nbytes, self.made % 251 + 1
+        self.live[ptr] = nbytes, 0
         self.fill(ptr)
         return ptr
 
     def fill(self, ptr: int) -> None:
-        nbytes, byte = self.live[ptr]
+        self.made += 1
+        nbytes, byte = self.live[ptr][0], self.made % 251 + 1
+        self.live[ptr] = nbytes, byte
         token = _core.op_begin([ptr], "", "forward")
         _core_testing.store(ptr, bytes([byte]) * nbytes)
         _core.op_end(token, "")

@@ -105,6 +105,7 @@ def test_an_op_on_parts_says_which() -> None:
 
 
 def test_parts_of_helpers_are_left_out_with_their_ops() -> None:
+    _core.step()  # this thread runs steps, and others help
     _core.record_start("plan")
     a = _core.allocate(8 * MIB)
     taken()
@@ -118,7 +119,7 @@ def test_parts_of_helpers_are_left_out_with_their_ops() -> None:
     helper.join()
     part(3)
     found = [done.parts for done in taken() if isinstance(done, Op)]
-    assert found in ([(0, 1, 6), (0, 3, 8)], [(0, 1, 6), (0, 2, 7), (0, 3, 8)])
+    assert found == [(0, 1, 6), (0, 3, 8)]
     _core.release(a)
 
 

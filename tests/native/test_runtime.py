@@ -428,15 +428,16 @@ def test_budget_changes_both_ways(blocks: Blocks) -> None:
 def test_policy_can_change_at_run_time(blocks: Blocks) -> None:
     _core.start(options(16 * MIB, policy="none"))
     ptrs = [blocks.take(4 * MIB) for _ in range(8)]
-    for policy in ("lru", "none", "conv_lru", "none"):
-        for index, ptr in enumerate(ptrs):
+    for number, policy in enumerate(("lru", "none", "conv_lru", "none")):
+        values = [bytes([10 * number + index]) for index in range(len(ptrs))]
+        for value, ptr in zip(values, ptrs, strict=True):
             token = _core.op_begin([ptr], "", "forward")
-            _core_testing.store(ptr, bytes([index]))
+            _core_testing.store(ptr, value)
             _core.op_end(token, "")
         _core_testing.set_policy(policy)
-        for index, ptr in enumerate(ptrs):
+        for value, ptr in zip(values, ptrs, strict=True):
             use(ptr)
-            assert _core_testing.load(ptr, 1) == bytes([index])
+            assert _core_testing.load(ptr, 1) == value
     assert _core.stats()["peak_resident_bytes"] <= 16 * MIB
     with pytest.raises(ConfigError, match="conv_lru"):
         _core_testing.set_policy("clever")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import platform
 import random
@@ -20,9 +21,12 @@ def as_buffer(ptr: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_char * nbytes).from_address(ptr)).cast("B")
 
 
+_seeds = itertools.count()
+
+
 def evicted(driver: Driver, pages: int) -> tuple[int, bytes]:
     ptr = driver.alloc(pages)
-    data = random.Random(7).randbytes(pages * PAGE)
+    data = random.Random(next(_seeds)).randbytes(pages * PAGE)  # no two blocks are alike
     driver.calls.store(ptr, data)
     driver.prefetch(ptr, pages, HOST)
     return ptr, data
