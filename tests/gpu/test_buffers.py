@@ -206,6 +206,7 @@ def test_numba_computes_on_buffers(program: Program) -> None:
         if i < x.size:
             x[i] = value
     arrays = [cuda.as_cuda_array(b) for b in buffers]
+    for i, a in enumerate(arrays):
         put[a.size // 256, 256](a, float(i))
     assert all((a.copy_to_host() == i).all() for i, a in enumerate(arrays))
     assert umem.stats().evictions > 0

@@ -35,13 +35,13 @@ def step():
     global operators
     kept = []
     for i in range(12):
-        kept.append(torch.full((3 * MIB,), float(i), device="cuda"))
+        kept.append(torch.full((3 * MIB,), float(operators + i), device="cuda"))
         out.copy_(weights[i % 2])
     while kept:
         x = kept.pop()
         out.copy_(x)
         if CHECK:
-            assert bool(out.cpu().eq(float(len(kept))).all())
+            assert bool(out.cpu().eq(float(operators + len(kept))).all())
         x = None
     operators += 36
     umem.step()

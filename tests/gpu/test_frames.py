@@ -334,11 +334,14 @@ def test_a_program_that_fits_moves_nothing_ahead(softcuda: Softcuda) -> None:
 
 STEPS = """
 enable(budget="96MiB", policy="lru")
+done = 0
 def step():
-    kept = [torch.full((12 * MIB // 4,), float(i), device="cuda") for i in range(12)]  # 144 MiB
+    global done
+    done += 100  # no block holds what the last one at its place held
+    kept = [torch.full((3 * MIB,), float(done + i), device="cuda") for i in range(12)]  # 144 MiB
     while kept:
         x = kept.pop()
-        assert bool(x.cpu().eq(float(len(kept))).all())
+        assert bool(x.cpu().eq(float(done + len(kept))).all())
     torch.cuda.synchronize()
     umem.step()
 for _ in range(3):

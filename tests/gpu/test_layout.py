@@ -73,6 +73,8 @@ def test_short_memory_computes_the_same(program: Program) -> None:
         TRAINING
         + """
 import hashlib
+if soft:
+    load.compute()
 def run(layout):
     with umem.enable(budget="28MiB", policy="auto", layout=layout, device="cuda"):
         before = core.layout_status()["hits"]  # of a layout that blocks of another run lie in
@@ -273,11 +275,14 @@ def test_a_layout_that_cannot_leave_stays_whole(program: Program, call: str, nth
         f"""
 def act(net):
     torch.cuda.empty_cache()
+    before, placed = soft.calls("{call}"), core.layout_status()["entries"]
     soft.inject("{call}", {nth}, 2)
     try:
         umem.sleep()
     except umem.UmemError as error:
         print(error)
+    assert soft.calls("{call}") - before >= {nth}
+    assert core.layout_status()["entries"] == placed > 0
     soft.reset()
 """,
     )

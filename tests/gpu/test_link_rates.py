@@ -69,7 +69,7 @@ assert "GB/s out, of the transfers that were timed" in umem.summary()
 # Memory of the CPU is no PCIe link: the plan was, or will be, made with other rates.
 steps(200, until=1)
 planned = rates(session.planned_step().device)
-assert planned[0] != real.bytes_per_us_in or planned[1] != real.bytes_per_us_out, said
+assert planned[0] != real.bytes_per_us_in and planned[1] != real.bytes_per_us_out, said
 assert umem.stats().hook_errors == 0
 """
     )

@@ -239,7 +239,7 @@ else:
     assert b.cpu().sum() == 8 * world
     dist.all_reduce(a, group=first)
 torch.cuda.synchronize()
-assert a[0] == 2 * world if rank == 0 else world
+assert a[0] == (2 * world if rank == 0 else world)
 assert b.cpu().sum() == 8 * world
 end()
 """

@@ -38,7 +38,10 @@ def planted(softcuda: Softcuda, seed: int, work: Callable[[], None]) -> list[str
     work()
     torch.cuda.synchronize()
     softcuda.reset()
-    pattern = re.compile(r"(.*) 0x[0-9a-f]+\+\d+ on [^,]+(, .*) it on stream \d+: nothing orders")
+    pattern = re.compile(
+        r"(.*) 0x[0-9a-f]+\+\d+ on [^,]+(, .*) it on (?:stream \d+|the host): "
+        "(?:nothing orders|it is freed)"
+    )
     found = [pattern.match(line) for line in softcuda.races()]
     return sorted({m[1] + m[2] for m in found if m})
 
