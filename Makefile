@@ -68,9 +68,10 @@ test-random: $(INSTALLED)
 
 # Tests that take longer than CI may: three times the examples of each property, trainings with more
 # seeds, random inputs, and the packages.
+NIGHTLY = --hypothesis-profile=nightly -o faulthandler_timeout=7200
 nightly:
-	$(MAKE) test PYTEST_ARGS='--hypothesis-profile=nightly'
-	$(MAKE) test-cuda PYTEST_ARGS='--hypothesis-profile=nightly'
+	$(MAKE) test PYTEST_ARGS='$(NIGHTLY)'
+	$(MAKE) test-cuda PYTEST_ARGS='$(NIGHTLY)'
 	$(MAKE) test-cuda-oldest
 	$(MAKE) test-sanitizers
 	$(MAKE) test-distributed
