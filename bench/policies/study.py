@@ -20,6 +20,7 @@ from umem.base.units import PAGE_BYTES
 from umem.errors import PlanError, UmemError
 from umem.policies import registry
 from umem.policies.base import Plan, Policy
+from umem.session.resolve import is_native
 from umem.simulation import replay
 from umem.trace.step_trace import StepTrace
 
@@ -107,7 +108,7 @@ def _replayed(step: StepTrace, policy: str, device: DeviceProfile, budget: int) 
     """Return the figures, or the reason of a failure: a policy that fails stops no other."""
     timed = Timed(registry.make(policy))
     try:
-        result = replay.replay_step(step, timed, device, budget)
+        result = replay.replay_step(step, policy if is_native(policy) else timed, device, budget)
     except (UmemError, MemoryError) as error:
         return {"policy": policy, "budget": budget, "error": f"{type(error).__name__}: {error}"}
     return {**result.as_dict(), "plan_ms": timed.seconds * 1e3}

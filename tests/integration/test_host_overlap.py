@@ -798,11 +798,14 @@ def test_the_states_of_masters_stay_with_the_host() -> None:
         backward(model)
         optimizer.step()
         saved = copy.deepcopy(optimizer.state_dict())
+        assert {state["exp_avg"].dtype for state in optimizer.state.values()} == {torch.float32}
         paged.remove()
         paged = umem.page_optimizer(optimizer, update="host", masters=True, share=0.5)
         optimizer.load_state_dict(saved)
         backward(model)
         optimizer.step()
+        there = {state["exp_avg"].dtype for state in optimizer.state.values()}
+        assert there == {torch.float32, torch.bfloat16}  # of the host, and of the device
         paged.remove()
         del model, optimizer, paged, saved
         gc.collect()

@@ -243,7 +243,7 @@ assert umem.stats().disk_bytes_out <= 80 * MIB  # of 400: the page of the sums, 
 
 
 def test_a_system_call_on_weights_of_a_changed_file_fails(run: Run) -> None:
-    _, err = run("""
+    out, err = run("""
 enable()
 module = loaded(path)
 path.write_bytes(bytes(len(before)))
@@ -253,6 +253,7 @@ with open(folder / "copy", "wb", buffering=0) as file:
     except OSError as error:
         print("refused", error.errno)
 """)
+    assert out.startswith("refused ")
     assert "it was changed after it was loaded" in err
 
 

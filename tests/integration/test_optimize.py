@@ -401,7 +401,7 @@ class Tangled(nn.Module):
 
     def __init__(self, run: Callable[[nn.Module, Any], Any]) -> None:
         super().__init__()
-        self.layer = nn.Linear(64, 64)
+        self.layer = nn.Linear(64, 8192)  # an activation of 2 MiB, the least that is dropped
         self.steps = run
 
     def forward(self, x: Any) -> Any:
@@ -473,7 +473,7 @@ def test_numbers_in_the_inputs_need_no_plan_of_their_own_but_words_do() -> None:
             x = self.layer(x).tanh()
             return (x * scale).exp() if how == "exp" else x * scale
 
-    net, x = Scaled(), torch.randn(512, 64)
+    net, x = Scaled(), torch.randn(8192, 64)
     plain = copy.deepcopy(net)
     umem.optimize(net, mode="speed")
     for scale, how, plans in ((1.0, "exp", 0), (2.0, "exp", 1), (3.0, "sum", 1), (4.0, "sum", 2)):
@@ -482,6 +482,7 @@ def test_numbers_in_the_inputs_need_no_plan_of_their_own_but_words_do() -> None:
             model(x, scale, how).sum().backward()
         assert same(gradients(plain), gradients(net))
         assert report(net).plans == plans
+        assert report(net).dropped > 0
 
 
 def _sparse(layer: nn.Module, x: Any) -> Any:
@@ -496,13 +497,13 @@ def _written_sparse(layer: nn.Module, x: Any) -> Any:
 
 
 def _without_data(layer: nn.Module, x: Any) -> Any:
-    form = torch.empty(64, 64, device="meta").t().contiguous()
+    form = torch.empty(8192, 64, device="meta").t().contiguous()
     return layer(x).tanh().view(form.shape).exp()
 
 
 def _complex(layer: nn.Module, x: Any) -> Any:
     h = layer(x).tanh()
-    pairs = torch.view_as_complex(h.view(64, 32, 2))
+    pairs = torch.view_as_complex(h.view(64, 4096, 2))
     return (pairs * pairs).abs().exp() + h.sum()
 
 
@@ -513,6 +514,7 @@ def test_tensors_without_a_plain_storage_change_no_gradient(run: Callable[..., A
     umem.optimize(net, mode="memory")
     agree(net, plain, x, steps=4)
     assert report(net).plans == 1
+    assert report(net).dropped > 0
 
 
 def test_what_came_before_the_model_is_no_part_of_its_step() -> None:

@@ -99,7 +99,7 @@ def test_what_is_wrapped_later_is_left_too(caplog: pytest.LogCaptureFixture) -> 
     assert "FSDP has sharded the model since" in caplog.text
 
 
-def test_layers_that_are_sharded_later_are_seen() -> None:
+def test_layers_that_are_sharded_later_are_seen(caplog: pytest.LogCaptureFixture) -> None:
     plain_model = net()
     for layer in plain_model:
         fsdp.fully_shard(layer)
@@ -108,3 +108,4 @@ def test_layers_that_are_sharded_later_are_seen() -> None:
     for layer in model:
         fsdp.fully_shard(layer)
     assert losses(model) == plain
+    assert "FSDP has sharded the model since" in caplog.text

@@ -289,7 +289,8 @@ def test_a_closure_in_a_later_step_gives_the_updates_back(
 
 @pytest.mark.parametrize("how", ["host", "auto"])
 def test_parameters_that_the_host_cannot_update_stay(how: str) -> None:
-    with umem.enable(budget="64MiB", device="soft", policy="auto", optimizer=how):
+    def train() -> torch.Tensor:
+        torch.manual_seed(1)
         meta = torch.nn.Linear(SIDE, SIDE, device="meta")
         lazy = torch.nn.LazyLinear(8)
         net = torch.nn.Linear(SIDE, SIDE)
@@ -300,7 +301,11 @@ def test_parameters_that_the_host_cannot_update_stay(how: str) -> None:
             net(torch.ones(2, SIDE)).sum().backward()
             optimizer.step()
             other.step()
-        del net, optimizer, other
+        return net.weight.detach().clone()
+
+    expected = train()
+    with umem.enable(budget="64MiB", device="soft", policy="auto", optimizer=how):
+        assert torch.equal(train(), expected)
 
 
 @pytest.mark.parametrize("how", ["host", "auto", "50%"])
@@ -378,6 +383,7 @@ def test_parameters_can_still_be_swapped() -> None:
             net.to(torch.float64)
         finally:
             torch.__future__.set_swap_module_params_on_conversion(False)
+        assert {p.dtype for p in net.parameters()} == {torch.float64}
         del net, optimizer
 
 

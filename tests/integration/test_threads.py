@@ -123,13 +123,16 @@ def test_enabling_and_disabling_while_other_threads_compute() -> None:
     for thread in threads:
         thread.start()
     try:
+        enabled = 0
         for _ in range(12):
             try:
                 with umem.enable(budget="12MiB", device="soft"):
+                    enabled += 1
                     stop.wait(0.1)
             except umem.StateError:
                 stop.wait(0.05)  # a documented answer; the computation must continue
             stop.wait(0.05)
+        assert enabled
     finally:
         stop.set()
         for thread in threads:

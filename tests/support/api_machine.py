@@ -38,6 +38,11 @@ which = st.integers(0, 1 << 16)  # of the tensors existing then
 value = st.integers(0, 255)
 
 
+def pattern(size: int, byte: int) -> np.ndarray[Any, Any]:
+    """Bytes that differ from page to page."""
+    return (np.arange(size) // 4096 * 7 + byte).astype(np.uint8)
+
+
 @dataclass(eq=False)
 class Pair:
     """A tensor or view and its shadow; `owner` for all views of one memory."""
@@ -135,8 +140,10 @@ class ApiMachine(RuleBasedStateMachine):
     def make(self, size: int, byte: int) -> None:
         if sum(pair.shadow.size for pair in self.pairs) + size > LIVE:
             return
-        tensor = torch.full((size,), byte, dtype=torch.uint8, device=self.where())
-        self.put(tensor, np.full(size, byte, np.uint8))
+        shadow = pattern(size, byte)
+        tensor = torch.empty(size, dtype=torch.uint8, device=self.where())
+        tensor.copy_(torch.from_numpy(shadow))
+        self.put(tensor, shadow)
 
     @precondition(lambda self: self.pairs)
     @rule(index=which)
@@ -162,8 +169,8 @@ class ApiMachine(RuleBasedStateMachine):
     @rule(index=which, byte=value)
     def fill(self, index: int, byte: int) -> None:
         pair = self.pick(index)
-        pair.tensor.fill_(byte)
-        pair.shadow[...] = byte
+        pair.shadow[...] = pattern(pair.shadow.size, byte)
+        pair.tensor.copy_(torch.from_numpy(pair.shadow))
         pair.lost = False
 
     @precondition(lambda self: self.pairs)

@@ -355,8 +355,9 @@ def test_the_min_budget_has_space_for_the_largest_op() -> None:
 def test_every_bound_holds_from_the_min_budget_on(trace: StepTrace, pages: int) -> None:
     budget = bounds.min_budget(trace) + pages * PAGE_BYTES
     assert bounds.closed_form_floor(trace, LINK, budget).us >= trace.compute_us
-    for bound in (bounds.lower_bound_bytes_in, bounds.lower_bound_bytes_out):
-        assert bound(trace, budget) >= 0
+    moved = steady(trace, budget, "belady")
+    assert 0 <= bounds.lower_bound_bytes_in(trace, budget) <= moved.bytes_in
+    assert 0 <= bounds.lower_bound_bytes_out(trace, budget) <= moved.bytes_out
 
 
 def test_a_step_without_ops_has_bounds_of_nothing() -> None:

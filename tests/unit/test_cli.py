@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from support import schemas
 
-from umem.cli import doctor, main, run_report
+from umem.cli import COMMANDS, doctor, main, run_report
 from umem.cli.run import misplaced
 from umem.integrations.torch import build
 from umem.policies import registry
@@ -402,7 +403,7 @@ def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert all(name in text for name in ("run", "doctor", "demo"))
+    assert all(re.search(rf"^ +{name}\b", text, re.MULTILINE) for name in COMMANDS)
 
 
 def test_run_help_lists_all_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -412,7 +413,9 @@ def test_run_help_lists_all_options(capsys: pytest.CaptureFixture[str]) -> None:
         main(["run", "--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert all(option.flag in text and option.env in text for option in SETTABLE)
+    for option in SETTABLE:
+        assert re.search(rf"{option.flag}(?![\w-])", text)
+        assert re.search(rf"{option.env}(?!\w)", text)
 
 
 def test_run_help_has_the_defaults_of_run(capsys: pytest.CaptureFixture[str]) -> None:

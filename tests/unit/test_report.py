@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+from collections import defaultdict
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -443,9 +444,18 @@ def test_stalls_are_said_with_their_share_their_tensors_and_how_late_they_came()
     assert total == pytest.approx(shown.line.result.stall_us)
     texts = [one.text for one in shown.findings if "of the stall" in one.text]
     assert texts
-    for text in texts:
-        share = float(re.findall(r"^([0-9.]+) %", text)[0])
-        assert 0 < share <= 100
+    groups: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for wait in shown.waits:
+        of = "" if wait.why == "other" else findings.label(shown.line, wait.tensor)
+        groups[wait.why, of] += wait.us
+    largest = sorted(groups, key=lambda named: -groups[named])
+    for text, (why, of) in zip(texts, largest, strict=False):
+        assert text.startswith(f"{findings._percent(groups[why, of] / total)} of the stall (")
+        assert of in text
+        mine = [wait for wait in shown.waits if wait.why == why == "late"]
+        late = re.search(r"fetched (\d+) operators? late", text)
+        assert (late is not None) == bool(mine)
+        assert late is None or int(late[1]) in {wait.late_ops for wait in mine}
 
 
 # --- the page ----------------------------------------------------------------------------------
