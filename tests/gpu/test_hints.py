@@ -6,6 +6,8 @@ forgot shows as wrong bytes.
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import time
 
 import pytest
@@ -133,17 +135,22 @@ def test_pinned_tensors_stay_and_keep_their_bytes(soft: Softcuda | None, seed: i
 
 def test_transfers_are_in_flight_until_they_end(softcuda: Softcuda) -> None:
     softcuda.seed(3)  # work is done when a thread waits for it
-    t = full(1.0, mib=8)
+    t, go_on = full(1.0, mib=8), threading.Event()
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: go_on.wait(30))
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    assert softcuda.driver.cuLaunchHostFunc(stream, callback, None) == 0
+    t.fill_(2.0)  # it cannot leave before that
     umem.evict(t)
     row = umem.where(t)
-    assert row.evicted_bytes == 8 * MIB
-    assert row.leaving_bytes in (0, 8 * MIB)
+    assert (row.evicted_bytes, row.leaving_bytes) == (8 * MIB, 8 * MIB)
+    go_on.set()
     deadline = time.monotonic() + 30  # the transfer queue's thread may not have issued it yet
     while umem.where(t).leaving_bytes and time.monotonic() < deadline:
         torch.cuda.synchronize()
     row = umem.where(t)
     assert (row.evicted_bytes, row.leaving_bytes) == (8 * MIB, 0)
-    assert holds(t, 1.0)
+    assert holds(t, 2.0)
 
 
 def test_a_capture_takes_hints_on_what_is_there_but_no_discard() -> None:
