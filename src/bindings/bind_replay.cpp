@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -123,28 +124,29 @@ py::dict figures(const Replay& replay) {
   return result;
 }
 
-template <class Item, class Shown = Item>
-py::array_t<Shown> array(const std::vector<Item>& items) {
-  py::array_t<Shown> result(static_cast<py::ssize_t>(items.size()));
-  std::copy(items.begin(), items.end(), result.mutable_data());
+template <class Shown, class Rows, class Part = std::identity>
+py::array_t<Shown> column(const Rows& rows, Part part = {}) {
+  py::array_t<Shown> result(static_cast<py::ssize_t>(rows.size()));
+  std::transform(rows.begin(), rows.end(), result.mutable_data(),
+                 [&](const auto& row) { return static_cast<Shown>(std::invoke(part, row)); });
   return result;
 }
 
 py::dict moves_of(Replay& replay) {
-  Result<soft::MoveColumns> moves = unlocked([&] { return replay.moves(); });
+  Result<soft::Moves> moves = unlocked([&] { return replay.moves(); });
   raise_input_error(moves.take_status());
-  const soft::MoveColumns& columns = moves.value();
+  const std::vector<soft::Move>& rows = moves.value().rows;
   py::dict result;
-  result["base"] = columns.base;
-  result["issued_us"] = array(columns.issued_us);
-  result["start_us"] = array(columns.start_us);
-  result["end_us"] = array(columns.end_us);
-  result["page"] = array(columns.page);
-  result["pages"] = array(columns.pages);
-  result["operation"] = array(columns.operation);
-  result["kind"] = array(columns.kind);
-  result["fault"] = array<unsigned char, bool>(columns.fault);
-  result["unused"] = array<unsigned char, bool>(columns.unused);
+  result["base"] = moves.value().base;
+  result["issued_us"] = column<double>(rows, &soft::Move::issued_us);
+  result["start_us"] = column<double>(rows, &soft::Move::start_us);
+  result["end_us"] = column<double>(rows, &soft::Move::end_us);
+  result["page"] = column<std::int64_t>(rows, &soft::Move::page);
+  result["pages"] = column<std::int64_t>(rows, &soft::Move::pages);
+  result["operation"] = column<std::int64_t>(rows, &soft::Move::operation);
+  result["kind"] = column<std::int64_t>(rows, &soft::Move::kind);
+  result["fault"] = column<bool>(rows, &soft::Move::fault);
+  result["unused"] = column<bool>(rows, &soft::Move::unused);
   return result;
 }
 
@@ -177,8 +179,7 @@ void bind_replay(py::module_& module) {
            })
       .def("run_logged", [](Replay& self) { run_input([&] { return self.run_logged(); }); })
       .def("moves", &moves_of)
-      .def("placed",
-           [](const Replay& self) { return array<std::uintptr_t, std::int64_t>(self.placed()); })
+      .def("placed", [](const Replay& self) { return column<std::int64_t>(self.placed()); })
       .def("figures", &figures)
       .def("op_end_us",
            [](const Replay& self) {

@@ -87,19 +87,24 @@ Status Replay::run_logged() {
   begin_us_ = machine_.now_us();
   UMEM_RETURN_IF_ERROR(soft::log_moves());
   Status ran = timed([&] { return run_once(); });
-  Result<soft::MoveColumns> moves = soft::take_moves();
+  Result<soft::Moves> moves = soft::take_moves();
   UMEM_RETURN_IF_ERROR(std::move(ran));
   if (moves.ok()) logged_ = std::move(moves.value());
   return moves.take_status();
 }
 
-Result<soft::MoveColumns> Replay::moves() {
+Result<soft::Moves> Replay::moves() {
   if (logged_.base == 0) return bad_state("the last step has no log: call run_logged");
-  for (auto* logged : {&before_, &logged_}) UMEM_RETURN_IF_ERROR(soft::settle_host(*logged));
-  soft::MoveColumns all = before_.ending_after(begin_us_);
-  all.append(logged_);
-  for (auto* column : {&all.issued_us, &all.start_us, &all.end_us})
-    for (double& us : *column) us -= begin_us_;
+  for (auto* logged : {&before_, &logged_}) UMEM_RETURN_IF_ERROR(soft::settle_host(logged->rows));
+  soft::Moves all{logged_.base, {}};
+  for (soft::Move move : before_.rows) {
+    if (move.end_us <= begin_us_ || move.end_us <= move.start_us) continue;
+    move.operation = -1;
+    all.rows.push_back(move);
+  }
+  all.rows.insert(all.rows.end(), logged_.rows.begin(), logged_.rows.end());
+  for (soft::Move& move : all.rows)
+    for (double* us : {&move.issued_us, &move.start_us, &move.end_us}) *us -= begin_us_;
   return all;
 }
 

@@ -44,7 +44,7 @@ class Replay {
   // That log of the last step; times are since it began. Transfers of the step before that end in
   // this one come first, with the operation -1, if that step was logged too. It settles the turns
   // of the host's work, which later steps could still change: no step is run after it.
-  UMEM_API Result<soft::MoveColumns> moves();
+  UMEM_API Result<soft::Moves> moves();
   // [m] The address that each tensor had in the last step, 0 without one.
   UMEM_API std::vector<std::uintptr_t> placed() const;
   UMEM_API Figures figures() const { return machine_.figures(); }
@@ -63,7 +63,7 @@ class Replay {
   std::optional<StepPlayer> step_;
   std::uint64_t events_ = 0;
   double seconds_ = 0;
-  soft::MoveColumns before_, logged_;  // of the last two steps, as far as they were logged
+  soft::Moves before_, logged_;  // of the last two steps, as far as they were logged
   double begin_us_ = 0;                // when the last one began
   bool failed_ = false, open_ = false;
 };

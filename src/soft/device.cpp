@@ -269,35 +269,20 @@ Status log_moves() {
   return {};
 }
 
-Result<MoveColumns> take_moves() {
+Result<Moves> take_moves() {
   DeviceLock lock;
   if (!g_device) return Status(Code::kBadState, "no software device is open");
   if (!g_device->log.on()) return Status(Code::kBadState, "no moves are logged; call log_moves");
-  MoveColumns columns;
-  columns.base = g_device->pager.space().managed(0);
-  for (const Move& move : g_device->log.take()) {
-    columns.issued_us.push_back(move.issued_us);
-    columns.start_us.push_back(move.start_us);
-    columns.end_us.push_back(move.end_us);
-    columns.page.push_back(static_cast<std::int64_t>(move.page));
-    columns.pages.push_back(move.pages);
-    columns.operation.push_back(move.operation);
-    columns.kind.push_back(static_cast<std::int64_t>(move.kind));
-    columns.fault.push_back(move.fault);
-    columns.unused.push_back(move.unused);
-    columns.work.push_back(static_cast<std::int64_t>(move.work));
-    columns.work_us.push_back(move.work_us);
-  }
-  return columns;
+  return Moves{g_device->pager.space().managed(0), g_device->log.take()};
 }
 
-Status settle_host(MoveColumns& moves) {
+Status settle_host(std::vector<Move>& moves) {
   DeviceLock lock;
   if (!g_device) return {Code::kBadState, "no software device is open"};
-  for (std::size_t i = 0; i < moves.kind.size(); ++i) {
-    if (moves.kind[i] != static_cast<std::int64_t>(MoveKind::kHost)) continue;
-    moves.end_us[i] = g_device->clock.host().end_of(static_cast<std::size_t>(moves.work[i]));
-    moves.start_us[i] = moves.end_us[i] - moves.work_us[i];
+  for (Move& move : moves) {
+    if (move.kind != MoveKind::kHost) continue;
+    move.end_us = g_device->clock.host().end_of(move.work);
+    move.start_us = move.end_us - move.work_us;
   }
   return {};
 }

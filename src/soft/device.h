@@ -64,9 +64,9 @@ UMEM_API Status host_work(std::uintptr_t ptr, std::size_t bytes, double ready_us
 // Starts recording the events of pages, and returns the log: src/soft/move_log.h. kNotSupported on
 // a backed device, whose faults occur where no memory can be allocated.
 UMEM_API Status log_moves();
-UMEM_API Result<MoveColumns> take_moves();
+UMEM_API Result<Moves> take_moves();
 // Fills in when the host works on pages, which settles its turns up to there.
-UMEM_API Status settle_host(MoveColumns& moves);
+UMEM_API Status settle_host(std::vector<Move>& moves);
 
 // The calling program waits for the default stream: host time becomes the stream's.
 UMEM_API void wait();

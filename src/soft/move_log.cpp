@@ -70,40 +70,4 @@ void MoveLog::book(bool fault, const Profile& profile) {
   booked_ = moves_.size();
 }
 
-namespace {
-
-template <class Act>
-void each_column(MoveColumns& to, const MoveColumns& from, Act act) {
-  act(to.issued_us, from.issued_us);
-  act(to.start_us, from.start_us);
-  act(to.end_us, from.end_us);
-  act(to.page, from.page);
-  act(to.pages, from.pages);
-  act(to.operation, from.operation);
-  act(to.kind, from.kind);
-  act(to.fault, from.fault);
-  act(to.unused, from.unused);
-  act(to.work, from.work);
-  act(to.work_us, from.work_us);
-}
-
-}  // namespace
-
-void MoveColumns::append(const MoveColumns& other) {
-  base = other.base;
-  each_column(*this, other,
-              [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); });
-}
-
-MoveColumns MoveColumns::ending_after(double us) const {
-  MoveColumns result;
-  result.base = base;
-  for (std::size_t i = 0; i < kind.size(); ++i) {
-    if (end_us[i] <= us || end_us[i] <= start_us[i]) continue;
-    each_column(result, *this, [i](auto& to, const auto& from) { to.push_back(from[i]); });
-    result.operation.back() = -1;
-  }
-  return result;
-}
-
 }  // namespace umem::soft

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/export.h"
 #include "soft/clock.h"
 #include "soft/profiles.h"
 
@@ -30,7 +29,7 @@ struct Move {
   double start_us = 0, end_us = 0;
   std::size_t page = 0;
   std::uint32_t pages = 0;
-  std::uint32_t operation = 0;  // accesses of the program (soft::access) before it
+  std::int64_t operation = 0;  // accesses of the program (soft::access) before it
   MoveKind kind = MoveKind::kHeld;
   bool fault = false;    // an access waited for it; else it was requested
   bool unused = false;   // leaves or dies without an access since its fetch
@@ -38,16 +37,9 @@ struct Move {
   double work_us = 0;
 };
 
-// The same in columns.
-struct MoveColumns {
+struct Moves {
   std::uintptr_t base = 0;  // address of page 0
-  std::vector<double> issued_us, start_us, end_us, work_us;
-  std::vector<std::int64_t> page, pages, operation, kind, work;
-  std::vector<unsigned char> fault, unused;
-
-  UMEM_API void append(const MoveColumns& other);
-  // Only transfers that end later; their operation is -1.
-  UMEM_API MoveColumns ending_after(double us) const;
+  std::vector<Move> rows;
 };
 
 class MoveLog {
@@ -68,7 +60,7 @@ class MoveLog {
   const Clock& clock_;
   std::vector<Move> moves_;
   std::size_t booked_ = 0;  // moves before it have their times
-  std::uint32_t operation_ = 0;
+  std::int64_t operation_ = 0;
   bool on_ = false;
 };
 

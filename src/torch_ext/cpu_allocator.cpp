@@ -5,11 +5,11 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <utility>
 
 #include "runtime/alloc.h"
-#include "torch_ext/bench.h"
 #include "torch_ext/failure.h"
 
 namespace umem::torch_ext {
@@ -96,7 +96,16 @@ bool allocate_outside(bool outside) {
 }
 
 double bench_cpu_alloc(std::size_t nbytes, std::size_t iterations) {
-  return mean_alloc_ns(*c10::GetCPUAllocator(), nbytes, iterations);
+  TORCH_CHECK_VALUE(iterations > 0, "iterations must be at least 1");
+  c10::Allocator& allocator = *c10::GetCPUAllocator();
+  {
+    const c10::DataPtr first = allocator.allocate(nbytes);  // fills the cache
+  }
+  const auto start = std::chrono::steady_clock::now();
+  for (std::size_t i = 0; i < iterations; ++i)
+    const c10::DataPtr block = allocator.allocate(nbytes);
+  const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - start;
+  return spent.count() / static_cast<double>(iterations);
 }
 
 }  // namespace umem::torch_ext

@@ -32,8 +32,6 @@ void bind_cuda(py::module_& module) {
   module.def("remove_cuda_allocator", &remove_cuda_allocator,
              "Give torch its CUDA allocator back.");
   module.def("cuda_allocator_installed", &cuda_allocator_installed);
-  module.def("bench_cuda_alloc", &bench_cuda_alloc, py::arg("nbytes"), py::arg("iterations"),
-             "Mean ns of one allocation and free through torch's present CUDA allocator.");
 }
 #else
 constexpr bool kWithCuda = false;

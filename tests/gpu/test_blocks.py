@@ -14,7 +14,6 @@ from support.cuda_tensors import full, holds  # noqa: E402
 
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
-from umem.integrations.torch import observer  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("umem_on")]
 MIB = 1 << 20
@@ -57,17 +56,6 @@ def test_torchs_own_trace_of_memory_goes_on(program: Callable[..., tuple[str, st
         assert seen == [("new", address), ("old", address)], seen
         """
     )
-
-
-@pytest.mark.parametrize("nbytes", [256, 4 * MIB])
-def test_bench_measures_the_present_allocator(nbytes: int) -> None:
-    torch.cuda.init()
-    extension = observer.extension()
-    allocs = umem.stats().allocs
-    assert extension.bench_cuda_alloc(nbytes, 1000) > 0
-    assert umem.stats().allocs >= allocs + 1000
-    with pytest.raises(ValueError, match="at least 1"):
-        extension.bench_cuda_alloc(nbytes, 0)
 
 
 def test_requests_of_no_bytes() -> None:

@@ -308,7 +308,9 @@ def test_a_system_call_on_a_page_that_has_no_room_is_refused(
 ) -> None:
     ptr, others = fill(driver, 8), driver.alloc(30)
     driver.prefetch(ptr, 8, HOST)
-    time.sleep(0.5)  # they are on the disk, and no frame holds them
+    deadline = time.monotonic() + 60
+    while moved(driver)[1] < 8 and time.monotonic() < deadline:
+        time.sleep(0.01)  # until they are on the disk, and no frame holds them
     for nth in range(1, 400):
         disk.fail("write", nth, "EIO")
     for page in range(30):

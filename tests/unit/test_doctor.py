@@ -220,7 +220,7 @@ def test_a_gpu_needs_no_extension(
     assert verdict["works"] is True
     assert "pluggable allocator and an observer in Python" in verdict["slower"]
     assert "no C++ compiler was found" in verdict["slower"]
-    for needs in ({"allocator": "subclass"}, {"observer": "native"}):
+    for needs in ({"allocator": "subclass"}, {"observer": "native"}, {"backing": "mapped"}):
         verdict = machine_with(probe(), "13.0", **options, **needs)
         assert verdict["works"] is False
         assert "no C++ compiler was found" in verdict["because"]
@@ -235,6 +235,9 @@ def test_without_torch_other_libraries_can_use_umem(
     monkeypatch.setattr(doctor, "_extension", lambda: {"built": []})
     monkeypatch.setenv("PATH", "")
     assert doctor._verdict()["works"] is True
+    for device in ("cuda", "auto"):
+        verdict = machine_with(probe(), None, **options | {"device": device})
+        assert (verdict["works"], verdict["device"]) == (True, "cuda")
 
 
 def test_what_cannot_be_measured_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:

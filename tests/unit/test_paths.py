@@ -88,6 +88,9 @@ def test_errors_name_the_file_that_they_are_of(tmp_path: Path) -> None:
     missing = tmp_path / "none" / "page.html"
     with pytest.raises(ConfigError, match=f"^{missing}: No such file or directory; name a file"):
         write(missing, "")
+    long = tmp_path / ("n" * 300 + ".html")
+    with pytest.raises(ConfigError, match="File name too long; name a file"):
+        write(long, "")
     assert [*tmp_path.iterdir()] == []
 
 

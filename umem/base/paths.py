@@ -49,8 +49,8 @@ def replacing(target: Path, refused: type[UmemError]) -> Iterator[Path]:
     place = Path(os.path.realpath(target))
     # Processes of two containers may have one number. The suffix is kept.
     part = place.with_name(f".{secrets.token_hex(4)}.{target.name}")
-    fixed = place.is_file() and not can_hold(place.parent)
-    if os.path.exists(place) and not (place.is_file() or place.is_dir()):
+    fixed = os.path.isfile(place) and not can_hold(place.parent)
+    if os.path.exists(place) and not (os.path.isfile(place) or os.path.isdir(place)):
         part = target
     try:
         with contextlib.ExitStack() as stack:
@@ -63,7 +63,7 @@ def replacing(target: Path, refused: type[UmemError]) -> Iterator[Path]:
             if fixed:
                 shutil.copyfile(part, place)
             elif part != target:
-                if place.is_file():
+                if os.path.isfile(place):
                     shutil.copymode(place, part)
                 part.replace(place)
     except OSError as error:

@@ -71,7 +71,7 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError("--disk without --measure; allowed: umem doctor --measure --disk DIR")
     report = examine(measure=args.measure, disk=_folder(args.disk))
     print(json.dumps(report, indent=2) if args.json else render(report))
-    return 0 if report["verdict"]["works"] else 1
+    return 0 if report["verdict"].get("works") else 1
 
 
 def _folder(text: str | None) -> Path | None:
@@ -281,14 +281,15 @@ def _verdict() -> Facts:
     extension: Facts = {}
     try:
         settings = load()
+        with_torch = settings.allocator != "none"
         problem = torch_problem(_torch_version())
-        if problem is not None and settings.allocator != "none":
+        if problem is not None and with_torch:
             return _cannot(problem)
-        if settings.device.kind == "auto" and _torch_cuda() is None:
+        if settings.device.kind == "auto" and with_torch and _torch_cuda() is None:
             # `import torch` would choose it as well.
             settings = dataclasses.replace(settings, device=Device("soft"))
         options = native_options(settings, threads=1)
-        if settings.allocator != "none":
+        if with_torch:
             extension = _extension_verdict(settings, options.device)
     except UmemError as error:
         return _cannot(str(error))
@@ -312,8 +313,9 @@ def _extension_verdict(settings: Settings, device: str) -> Facts:
                 raise
             build.find_or_build(settings.torch_ext_cache)  # finds that for this torch, or says why
     except NotSupportedError as error:
-        needed = settings.allocator == "subclass" or settings.observer == "native"
-        if device == "soft" or needed:
+        needed = "subclass", "native", "mapped"
+        chosen = settings.allocator, settings.observer, settings.backing
+        if device == "soft" or any(a == b for a, b in zip(needed, chosen, strict=True)):
             raise
         return {"slower": f"torch's pluggable allocator and an observer in Python: {error}"}
     return {}
@@ -337,7 +339,7 @@ def _cuda_verdict(settings: Settings) -> Facts:
     probe = core.probe_cuda()
     if not probe["devices"]:
         return _cannot(f"{probe['reason']}; use UMEM_DEVICE=soft")
-    if _torch_cuda() is None:
+    if settings.allocator != "none" and _torch_cuda() is None:
         return _cannot("torch is built without CUDA; install a CUDA build, or use UMEM_DEVICE=soft")
     memory = "managed" if probe["available"] else "plain device memory: nothing is evicted"
     facts = {"works": True, "device": "cuda", "memory": memory}

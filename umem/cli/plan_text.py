@@ -97,8 +97,7 @@ def _budget(outcome: PlanAnswer) -> Iterator[str]:
     if outcome.asked < found.peak_bytes:
         fits = f"{outcome.asked / found.peak_bytes:.0%} of the peak: does not fit"
     elif outcome.asked < outcome.resident:
-        pages = format_bytes(outcome.resident - found.peak_bytes)
-        fits = f"the peak without the {pages} of its pages that no tensor uses: does not fit"
+        fits = f"the peak, whose pages take {format_bytes(outcome.resident)}: does not fit"
     yield _row("budget", f"{format_bytes(outcome.asked)}, {fits}")
     if outcome.budget > outcome.asked:
         yield _row(

@@ -5,7 +5,6 @@
 #include <mutex>
 
 #include "runtime/accounts.h"
-#include "torch_ext/bench.h"
 #include "torch_ext/cuda/cuda_allocator.h"
 #include "torch_ext/cuda/workspace_sizes.h"
 #include "torch_ext/unlocked.h"
@@ -80,10 +79,6 @@ void remove_cuda_allocator() {
   // It has to see the end of a capture. With umem off, torch's own allocator serves through it.
   if (runtime::any_captures()) return;
   if (cuda_allocator_installed()) set_allocator(CudaAllocator::instance().native());
-}
-
-double bench_cuda_alloc(std::size_t nbytes, std::size_t iterations) {
-  return mean_alloc_ns(*caching::get(), nbytes, iterations);
 }
 
 }  // namespace umem::torch_ext

@@ -105,7 +105,8 @@ def attach(
     torch_observer.check(observer)
     ext, problem = _find_extension(cache_dir)
     kind, why = _choose(allocator, ext, problem)
-    if ext is None and (kind == "subclass" or observer == "native"):
+    blind = observer == "auto" and core.current_options().backing == "mapped"  # without streams
+    if ext is None and (kind == "subclass" or observer == "native" or blind):
         raise NotSupportedError(problem)
     pool: Any = None
 
