@@ -69,6 +69,11 @@ def test_pluggable_needs_no_extension(program: Program) -> None:
     def cannot(*args, **kwargs):
         raise umem.errors.NotSupportedError("there is no C++ compiler")
     torch_build.load = cannot
+    try:
+        enable(backing="mapped")  # whose operators' streams only the extension's observer knows
+        raise AssertionError("operators would use memory that moves")
+    except umem.errors.NotSupportedError as error:
+        assert "no C++ compiler" in str(error)
     session = enable()
     assert session.attached.kind == "pluggable", session.attached
     assert "no C++ compiler" in umem.summary()
