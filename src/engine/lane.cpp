@@ -27,6 +27,11 @@ std::size_t leaving(Verb verb, const std::vector<managed::MemSpan>& spans) {
   return stays ? 0 : bytes_of(spans);
 }
 
+bool places(Verb verb) {
+  return verb == Verb::kBringIn || verb == Verb::kPopulate || verb == Verb::kPopulateFresh ||
+         verb == Verb::kUseOnHost;
+}
+
 // For messages.
 const char* what(Verb verb) {
   switch (verb) {
@@ -117,7 +122,13 @@ Status Lane::make(Verb verb, const std::vector<managed::MemSpan>& spans,
   Status status = issue(verb, spans, after, before, copies);
   if (!mapped_ || status.ok()) return status;
   UMEM_RETURN_IF_ERROR(check(table_.cuCtxSetCurrent(place_.context), Entry::cuCtxSetCurrent));
-  return issue(verb, spans, after, before, copies);
+  status = issue(verb, spans, after, before, copies);
+  const bool held = std::all_of(spans.begin(), spans.end(),
+                                [&](const managed::MemSpan& span) { return mapped_->holds(span); });
+  // Mapped nowhere, they are not `usable`.
+  if (status.code() == Code::kOutOfDeviceMemory && places(verb) && !held)
+    return {Code::kOutOfHostMemory, status.message()};
+  return status;
 }
 
 Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,

@@ -126,8 +126,15 @@ Status MappedMemory::unmap(std::uintptr_t base, Chunk& chunk, At then) {
   if (chunk.at == At::kDevice || chunk.at == At::kHost)
     UMEM_RETURN_IF_ERROR(check(table_.cuMemUnmap(base, chunk.bytes), Entry::cuMemUnmap));
   chunk.at = then;
+  return give_back(chunk);
+}
+
+// Device memory that is no longer mapped. It remains the chunk's until the driver takes it back.
+Status MappedMemory::give_back(Chunk& chunk) {
   if (chunk.memory == 0) return {};
-  return check(table_.cuMemRelease(std::exchange(chunk.memory, 0)), Entry::cuMemRelease);
+  UMEM_RETURN_IF_ERROR(check(table_.cuMemRelease(chunk.memory), Entry::cuMemRelease));
+  chunk.memory = 0;
+  return {};
 }
 
 Status MappedMemory::map_device(std::uintptr_t base, Chunk& chunk) {
@@ -275,7 +282,7 @@ Status MappedMemory::send_out(MemSpan span, cu::CUstream stream) {
   Result<Chunks::iterator> found = find(span);
   if (!found.ok()) return found.take_status();
   auto& [base, chunk] = *found.value();
-  if (chunk.at != At::kDevice) return {};
+  if (chunk.at != At::kDevice) return give_back(chunk);
   UMEM_RETURN_IF_ERROR(copy_out(base, chunk, stream));
   UMEM_RETURN_IF_ERROR(check(table_.cuStreamSynchronize(stream), Entry::cuStreamSynchronize));
   return unmap(base, chunk, At::kAway);

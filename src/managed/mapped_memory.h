@@ -95,6 +95,7 @@ class MappedMemory {
   std::vector<Chunks::iterator> all_in(MemSpan span);
   Status map(std::uintptr_t base, const Chunk& chunk, Handle memory);
   Status unmap(std::uintptr_t base, Chunk& chunk, At then);
+  Status give_back(Chunk& chunk);
   Status map_device(std::uintptr_t base, Chunk& chunk);
   Status map_host(std::uintptr_t base, Chunk& chunk);
   Status map_device_or_host(std::uintptr_t base, Chunk& chunk, At then);

@@ -177,7 +177,8 @@ def sweep(options: argparse.Namespace) -> int:
             print(f"{case}: {outcome.kind} {outcome.why} ({outcome.seconds:.2f} s)", flush=True)
         if outcome.kind == "lost":
             lost.append(f"lost: {case}: {outcome.why}")
-        races += [f"race: {case}: {text}" for text in outcome.races]
+        if case.harm != "lose":  # what a lost device was given is in no order, and of no use
+            races += [f"race: {case}: {text}" for text in outcome.races]
     worker.stop()
     report(calls, table, options.per_entry, time.monotonic() - started)
     print("\n".join([*lost, *races, f"lost {len(lost)}, races {len(races)}"]))

@@ -292,6 +292,52 @@ def test_an_error_of_the_device_ends_the_program_and_does_not_hang(program: Prog
     assert words[-2:] == ["told", "True"]
 
 
+def test_memory_that_is_mapped_nowhere_is_out_of_memory(program: Program) -> None:
+    """The device is full, and the driver refuses to map the host's memory at the second try."""
+    words = run(
+        program,
+        """
+        with start():
+            torch.cuda.synchronize()
+            driver, full = ctypes.CDLL(None), ctypes.c_uint64()
+            assert driver.cuMemAlloc_v2(ctypes.byref(full), ctypes.c_size_t(62 * MIB)) == 0
+            soft.inject("cuMemSetAccess", 3, 2)  # after the host's own address, and the first try
+            try:
+                torch.full((MIB,), 1.0, device="cuda")
+            except torch.OutOfMemoryError:
+                print("out of memory")
+            soft.reset()
+            assert driver.cuMemFree_v2(full) == 0
+            print(intact(blocks(2)), soft.races())
+        """,
+        warns="out of memory: a block of",
+    )
+    assert " ".join(words) == "out of memory True []"
+
+
+def test_device_memory_that_the_driver_does_not_take_back_at_first_is_not_lost(
+    program: Program,
+) -> None:
+    words = run(
+        program,
+        """
+        with start():
+            tensors = blocks(4)
+            torch.cuda.synchronize()
+            for nth in range(1, 5):
+                soft.inject("cuMemRelease", nth, 1)
+            umem.evict(tensors)
+            torch.cuda.synchronize()
+            print(intact(tensors))
+            del tensors
+        torch.cuda.empty_cache()
+        soft.reset()
+        print(used())
+        """,
+    )
+    assert words == ["True", "0"]
+
+
 @pytest.mark.parametrize("mib", [12, 20])  # within the budget, and above it
 def test_memory_for_neither_place_is_out_of_memory(program: Program, mib: int) -> None:
     words = run(
