@@ -64,7 +64,7 @@ class Replay {
   std::uint64_t events_ = 0;
   double seconds_ = 0;
   soft::Moves before_, logged_;  // of the last two steps, as far as they were logged
-  double begin_us_ = 0;                // when the last one began
+  double begin_us_ = 0;          // when the last one began
   bool failed_ = false, open_ = false;
 };
 
