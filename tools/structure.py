@@ -152,7 +152,7 @@ def main() -> int:
     twice = classes_twice(trees)
     figures: list[tuple[str, Sequence[object], int]] = [
         ("entries at the top of umem/", entries(PACKAGE), 23),
-        ("import arrows between rooms", sorted(between), 99),
+        ("import arrows between rooms", sorted(between), 97),
         ("upward", sorted(upward(between)), 0),
         ("circles of files", circles(imports), 0),
         ("class names defined twice", [f"{name}: {', '.join(twice[name])}" for name in twice], 10),
