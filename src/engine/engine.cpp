@@ -355,11 +355,17 @@ void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream strea
   }
   if (!state_.active()) return;
   const bool late = transfers_.streams().behind(stream, newest, populated);
-  if ((!wanted_.empty() || late) && !state_.skip_for_capture(stream)) {
+  const bool failed = moves_.note_failures();
+  if ((!wanted_.empty() || late || failed) && !state_.skip_for_capture(stream)) {
     const CallScope scope(state_.table, state_.place);
     if (late)
       state_.count_error(
           transfers_.await(newest, populated, stream));  // fetched for another stream, or by a hint
+    if (moves_.note_failures() || failed)
+      for (std::size_t i = 0; i < count; ++i)
+        if (state_.ledger.away(ids[i]) && !stays_on_host(ids[i]) &&
+            std::find(wanted_.begin(), wanted_.end(), ids[i]) == wanted_.end())
+          wanted_.push_back(ids[i]);
     if (!wanted_.empty()) state_.count_error(moves_.fetch(wanted_, &stream));
     for (RangeId id : wanted_)
       if (state_.ledger.away(id) && (state_.mapped() || !state_.fits(state_.ledger.at(id).bytes)))
@@ -533,6 +539,7 @@ void Engine::end_moves() {
   if (!state_.mapped()) return;
   const CallScope scope(state_.table, state_.place);
   finish_moves();  // work on the device may use what is on the host
+  moves_.note_failures();
   std::vector<RangeId> parted;
   state_.count_error(sharing_.part(true, {}, parted));
   for (RangeId id = 1; id < state_.ledger.capacity(); ++id) {

@@ -406,6 +406,12 @@ void Lane::note(Ticket ticket, const Status& status) {
   const std::lock_guard guard(mutex_);
   failed_.emplace_back(ticket, Status(status.code(), status.message()));
   if (failed_.size() > kNoted) failed_.pop_front();
+  untaken_.push_back(ticket);
+}
+
+std::vector<Ticket> Lane::take_failed() {
+  const std::lock_guard guard(mutex_);
+  return std::exchange(untaken_, {});
 }
 
 Status Lane::outcome(Ticket ticket) {

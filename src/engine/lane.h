@@ -68,6 +68,8 @@ class Lane {
   Ticket last() const { return last_; }
   // Mapped memory only: waits until the submission is issued; an error if its bytes are not usable.
   Status outcome(Ticket ticket);
+  // Those with such an error since the last call.
+  std::vector<Ticket> take_failed();
 
   bool can_discard() const { return mapped_ || memory_ops_.can_discard(); }
   std::uint64_t failures();
@@ -147,6 +149,7 @@ class Lane {
   std::uint64_t failures_ = 0;
   static constexpr std::size_t kNoted = 64;
   std::deque<std::pair<Ticket, Status>> failed_;  // the last ones
+  std::vector<Ticket> untaken_;
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -265,6 +265,19 @@ void Moves::bring(RangeId id) {
   if (!state_.ledger.away(id)) state_.ledger.set_prefetched(id);
 }
 
+bool Moves::note_failures() {
+  if (!state_.mapped()) return false;
+  const std::vector<Ticket> failed = transfers_.in().take_failed();
+  if (failed.empty()) return false;
+  for (RangeId id = 1; id < state_.ledger.capacity(); ++id) {
+    const residency::Unit& unit = state_.ledger.at(id);
+    if (unit.state == State::kDevice &&
+        std::find(failed.begin(), failed.end(), unit.arrival) != failed.end())
+      state_.ledger.set_state(id, State::kHost);
+  }
+  return true;
+}
+
 // Mapped memory must not move while a running operator uses it on the host.
 bool Moves::used_in_place(RangeId id) const {
   return state_.mapped() && (state_.ledger.at(id).op_pins > 0 || state_.ledger.at(id).fresh);

@@ -52,6 +52,8 @@ class Moves {
   // Brings the unit in without evicting. If dead bytes cannot be dropped, it comes when an op needs
   // it.
   void bring(RangeId id);
+  // True if mapped units are away after all, as they could not be brought in ahead.
+  bool note_failures();
   // kOutOfDeviceMemory if the unit does not fit.
   Status prefetch(RangeId id, const cu::CUstream* consumer = nullptr);
 

@@ -315,6 +315,30 @@ def test_memory_that_is_mapped_nowhere_is_out_of_memory(program: Program) -> Non
     assert " ".join(words) == "out of memory True []"
 
 
+def test_what_cannot_be_brought_in_ahead_is_brought_when_it_is_used(program: Program) -> None:
+    words = run(
+        program,
+        """
+        with start():
+            tensors = blocks(2)
+            torch.cuda.synchronize()
+            umem.evict(tensors)
+            torch.cuda.synchronize()
+            for nth in range(1, 5):  # on the device and on the host, and both again
+                soft.inject("cuMemSetAccess", nth, 2)
+            umem.prefetch(tensors[0])
+            torch.cuda.synchronize()
+            print(float((tensors[0] + 1)[0]), intact(tensors), soft.races())
+            for nth in range(1, 5):
+                soft.inject("cuMemSetAccess", nth, 2)
+            umem.evict(tensors)
+            umem.prefetch(tensors[1])
+        print(intact(tensors), soft.races())
+        """,
+    )
+    assert words == ["1.0", "True", "[]", "True", "[]"]
+
+
 def test_device_memory_that_the_driver_does_not_take_back_at_first_is_not_lost(
     program: Program,
 ) -> None:
