@@ -361,7 +361,7 @@ void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream strea
     if (late)
       state_.count_error(
           transfers_.await(newest, populated, stream));  // fetched for another stream, or by a hint
-    if (moves_.note_failures() || failed)
+    if (moves_.note_failures() || failed)                // also of what was waited for just now
       for (std::size_t i = 0; i < count; ++i)
         if (state_.ledger.away(ids[i]) && !stays_on_host(ids[i]) &&
             std::find(wanted_.begin(), wanted_.end(), ids[i]) == wanted_.end())

@@ -123,12 +123,11 @@ Status Lane::make(Verb verb, const std::vector<managed::MemSpan>& spans,
   if (!mapped_ || status.ok()) return status;
   UMEM_RETURN_IF_ERROR(check(table_.cuCtxSetCurrent(place_.context), Entry::cuCtxSetCurrent));
   status = issue(verb, spans, after, before, copies);
-  const bool held = std::all_of(spans.begin(), spans.end(),
-                                [&](const managed::MemSpan& span) { return mapped_->holds(span); });
-  // Mapped nowhere, they are not `usable`.
-  if (status.code() == Code::kOutOfDeviceMemory && places(verb) && !held)
-    return {Code::kOutOfHostMemory, status.message()};
-  return status;
+  if (!usable(status) || !places(verb)) return status;
+  if (std::all_of(spans.begin(), spans.end(),
+                  [&](const managed::MemSpan& span) { return mapped_->holds(span); }))
+    return status;
+  return {Code::kOutOfHostMemory, status.message()};  // some are mapped nowhere
 }
 
 Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,

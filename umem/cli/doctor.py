@@ -313,9 +313,8 @@ def _extension_verdict(settings: Settings, device: str) -> Facts:
                 raise
             build.find_or_build(settings.torch_ext_cache)  # finds that for this torch, or says why
     except NotSupportedError as error:
-        needed = "subclass", "native", "mapped"
-        chosen = settings.allocator, settings.observer, settings.backing
-        if device == "soft" or any(a == b for a, b in zip(needed, chosen, strict=True)):
+        needed = settings.allocator == "subclass" or settings.observer == "native"
+        if device == "soft" or needed or settings.backing == "mapped":
             raise
         return {"slower": f"torch's pluggable allocator and an observer in Python: {error}"}
     return {}
