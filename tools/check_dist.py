@@ -17,6 +17,7 @@ import venv
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 # Tests that read the whole tree (docs, tools, bench), some of the native core, and some of torch.
 TESTS = (
@@ -89,8 +90,8 @@ def check_sdist(sdist: Path, work: Path, torch: str) -> None:
     print(f"{sdist.name}: it installs, and tests pass")
 
 
-def _run(command: list[str], code: int = 0, **options: object) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+def _run(command: list[str], code: int = 0, **options: Any) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     if done.returncode != code:
         raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
     return str(done.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -108,9 +109,9 @@ def test_a_plan_that_loses_its_resident_layout_is_made_for_the_whole_budget(
     made: list[bool] = []
     plan = DevicePlanner._made
 
-    def recorded(self: DevicePlanner, trace: object, step: object, resident: object) -> object:
+    def recorded(self: DevicePlanner, trace: Any, step: Any, resident: Any) -> object:
         made.append(resident is not None)
-        return plan(self, trace, step, resident)  # type: ignore[arg-type]
+        return plan(self, trace, step, resident)
 
     monkeypatch.setattr(DevicePlanner, "_made", recorded)
 

@@ -6,6 +6,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -50,9 +51,9 @@ def times(n: int, module: Callable[[torch.Tensor], object], width: int = 8) -> C
 
 @pytest.mark.usefixtures("session")
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_a_call_without_gradients_begins_a_step(context: Callable[[], object]) -> None:
+def test_a_call_without_gradients_begins_a_step(context: Callable[[], Any]) -> None:
     net = torch.nn.Sequential(Block(), Block())
-    with context():  # type: ignore[attr-defined]
+    with context():
         assert steps_of(times(5, net)) == 4
         assert steps_of(times(5, net)) == 5  # the last one's end is here
     assert all(not part._forward_hooks for part in net.modules())

@@ -14,6 +14,7 @@ import sys
 import threading
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,14 +123,14 @@ def test_mmap_to_and_from(tensor: torch.Tensor, want: bytes, tmp_path: Path) -> 
     assert raw(tensor).tobytes() == want
 
 
-def exchange(tensor: torch.Tensor, send: object, receive: object) -> bytes:
+def exchange(tensor: torch.Tensor, send: Any, receive: Any) -> bytes:
     left, right = socket.socketpair()
     with left, right:
         for end in (left, right):
             end.settimeout(60)
-        thread = threading.Thread(target=send, args=(left, raw(tensor)))  # type: ignore[arg-type]
+        thread = threading.Thread(target=send, args=(left, raw(tensor)))
         thread.start()
-        got = receive(right)  # type: ignore[operator]
+        got = receive(right)
         thread.join(timeout=60)
         assert not thread.is_alive()
     return bytes(got)

@@ -76,12 +76,12 @@ def made_on_meta() -> nn.Module:
 
 
 @pytest.mark.parametrize("make", [made_by_context, made_by_argument, made_on_meta])
-def test_a_model_of_four_budgets_is_made(make: object, checkpoint: Path) -> None:
+def test_a_model_of_four_budgets_is_made(make: Any, checkpoint: Path) -> None:
     torch.manual_seed(0)
     plain = answers(stack())
     on()
     torch.manual_seed(0)
-    net = make()  # type: ignore[operator]
+    net = make()
     check(net)
     if make is made_on_meta:
         net.load_state_dict(torch.load(checkpoint, mmap=True))

@@ -533,12 +533,13 @@ def test_a_gradient_scaler_finds_its_gradients(fused: bool) -> None:
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     net = torch.nn.Linear(8, 8)
     optimizer = adam(net.parameters())
+    wrong: list[Any] = [None, 3, net, [optimizer], torch.optim.Adam]
     with pytest.raises(StateError, match=r"umem\.enable\(\)"):
         umem.page_optimizer(optimizer)
     with umem.enable(budget="32MiB", device="soft"):
-        for target in (None, 3, net, [optimizer], torch.optim.Adam):
+        for target in wrong:
             with pytest.raises(ConfigError, match=r"allowed: a\s+torch\.optim\.Optimizer"):
-                umem.page_optimizer(target)  # type: ignore[arg-type]
+                umem.page_optimizer(target)
         with umem.page_optimizer(optimizer):
             with pytest.raises(ConfigError, match="paged already"):
                 umem.page_optimizer(optimizer)

@@ -42,8 +42,9 @@ def test_scopes_name_blocks_on_their_own_thread() -> None:
     with pytest.raises(RuntimeError), umem.scope("broken"):
         raise RuntimeError
     assert umem.where(full(4)).scope == ""
-    for name in ("", "a/b", 3):
-        with pytest.raises(ConfigError, match=r"umem\.scope"), umem.scope(name):  # type: ignore[arg-type]
+    names: tuple[Any, ...] = ("", "a/b", 3)
+    for name in names:
+        with pytest.raises(ConfigError, match=r"umem\.scope"), umem.scope(name):
             pass
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import _core_testing
 import numpy as np
@@ -79,10 +80,10 @@ def made_options(budget: int = 32 * MIB, **changes: object) -> _core.Options:
 
 
 def state(ptr: int, nbytes: int = 1) -> str:
-    row = _core.where(ptr, nbytes)
+    row: Any = _core.where(ptr, nbytes)
     places = ("resident_bytes", "evicted_bytes", "discarded_bytes", "unknown_bytes")
-    assert sum(row[name] for name in places) == row["bytes"] == nbytes  # type: ignore[literal-required]
-    return next(name for name in places if row[name]).partition("_")[0]  # type: ignore[literal-required]
+    assert sum(row[name] for name in places) == row["bytes"] == nbytes
+    return next(name for name in places if row[name]).partition("_")[0]
 
 
 def test_prefetch_of_several_leaves_none_of_them_behind(memory: Memory) -> None:

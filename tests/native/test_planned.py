@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import _core_testing
 import pytest
@@ -310,13 +311,13 @@ def one_more_op(program: Program) -> None:
 
 
 @pytest.mark.parametrize("leave", [other_size, other_op, more_tensors, one_more_op])
-def test_a_program_that_leaves_its_plan(program: Program, leave: object) -> None:
+def test_a_program_that_leaves_its_plan(program: Program, leave: Callable[[Program], None]) -> None:
     _core.set_budget(32 * MIB, 0)
     tensors = weights(program, "abc")
     # Its names differ from the program's: no op matches one of the plan.
     plan = columns(tensors, [[0], [1], [2]], op=[0] * 3, evict=[[0, 0], [2, 0]])
     number = _core.install_plan(plan)
-    leave(program)  # type: ignore[operator]
+    leave(program)
     before = counted()[1]
     assert _core.plan_status()["active"] == 0
     program.op("a")

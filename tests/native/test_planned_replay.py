@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from support.planned import MIB, PAGE, options
@@ -26,8 +28,8 @@ def training(layers: int = 6, us: float = 200.0) -> StepTrace:
     ops: list[list[int]] = []
     last = 2 * layers - 1
 
-    def tensor(*row: object) -> int:
-        rows.append(row)  # type: ignore[arg-type]
+    def tensor(*row: Any) -> int:
+        rows.append(row)
         return len(rows) - 1
 
     weights = [tensor(4 * MIB, Kind.PERSISTENT, "param", 0, last, -1) for _ in range(layers)]

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 from support.planned import MIB, Program, options, running
@@ -188,10 +189,10 @@ def test_what_it_raises_is_told_once(
         ("ab", "victims returned a str with a str;"),
     ],
 )
-def test_an_answer_that_is_no_ids_names_the_policy(answer: object, words: str) -> None:
+def test_an_answer_that_is_no_ids_names_the_policy(answer: Any, words: str) -> None:
     rows = [(i, 4 * MIB, "activation", "conv", i, False) for i in range(2)]
     with pytest.raises(TypeError, match=f"policy mine: {words}"):
-        victim_callback(lambda *_: answer, "mine")(rows, 0, 0, 0)  # type: ignore[arg-type]
+        victim_callback(lambda *_: answer, "mine")(rows, 0, 0, 0)
 
 
 def test_an_endless_answer_ends(program: Program) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +42,8 @@ def _x(rows: int = ROWS) -> Tensor:
     return torch.randn(rows, COLUMNS)
 
 
-def _trained(parameters: object, loss: Step) -> Step:
-    optimizer = torch.optim.Adam(parameters)  # type: ignore[arg-type]
+def _trained(parameters: Any, loss: Step) -> Step:
+    optimizer = torch.optim.Adam(parameters)
 
     def step(i: int) -> Tensor:
         optimizer.zero_grad()

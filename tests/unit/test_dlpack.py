@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -84,9 +86,9 @@ def test_numbers_of_managed_memory_come_from_the_array() -> None:
     ("asked", "words"),
     [({"copy": True}, "without a copy"), ({"dl_device": (1, 0)}, r"not on \(1, 0\)")],
 )
-def test_copies_and_other_devices_are_refused(asked: dict[str, object], words: str) -> None:
+def test_copies_and_other_devices_are_refused(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(BufferError, match=words):
-        umem.export(Placed(dlpack.MANAGED)).__dlpack__(**asked)  # type: ignore[arg-type]
+        umem.export(Placed(dlpack.MANAGED)).__dlpack__(**asked)
 
 
 def test_what_is_no_gpu_memory_is_refused() -> None:

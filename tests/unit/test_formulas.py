@@ -15,13 +15,17 @@ from umem.analysis.formulas import Config, MemoryEstimate, estimate
 from umem.base.units import MIB
 from umem.errors import ConfigError
 
-GPT2 = {"params": 1_500_000_000, "layers": 48, "hidden": 1600, "sequence": 1024}
+GPT2: dict[str, Any] = {"params": 1_500_000_000, "layers": 48, "hidden": 1600, "sequence": 1024}
 
 
 def test_resnet50() -> None:
     """26 M parameters are 104 MB, which is 99.2 MiB; 16 M activations a sample, 2 GB at 32."""
-    config = {"params": 26_000_000, "activation_elements": 16_000_000, "precision": "fp32"}
-    one, many = (estimate(Config(batch=batch, **config)) for batch in (1, 32))  # type: ignore[arg-type]
+    config: dict[str, Any] = {
+        "params": 26_000_000,
+        "activation_elements": 16_000_000,
+        "precision": "fp32",
+    }
+    one, many = (estimate(Config(batch=batch, **config)) for batch in (1, 32))
     assert one.params == 104_000_000
     assert one.params / MIB == pytest.approx(99.2, abs=0.05)
     assert one.activations == 64_000_000
@@ -29,7 +33,7 @@ def test_resnet50() -> None:
 
 
 def test_gpt2_cannot_train_where_its_weights_fit() -> None:
-    found = estimate(Config(**GPT2, batch=32))  # type: ignore[arg-type]
+    found = estimate(Config(**GPT2, batch=32))
     assert found.params == 3_000_000_000
     assert found.total > 32e9
 
@@ -60,9 +64,9 @@ def test_sixteen_bytes_a_parameter() -> None:
 
 def test_transformer_activations() -> None:
     """12 h b s l elements: 30,198,988,800, of 2 bytes; over sqrt(48) with checkpoints: 8.72 GB."""
-    whole = estimate(Config(**GPT2, batch=32))  # type: ignore[arg-type]
+    whole = estimate(Config(**GPT2, batch=32))
     assert whole.activations == 2 * 30_198_988_800
-    kept = estimate(Config(**GPT2, batch=32, checkpointing="sqrt"))  # type: ignore[arg-type]
+    kept = estimate(Config(**GPT2, batch=32, checkpointing="sqrt"))
     assert kept.activations / 1e9 == pytest.approx(8.72, abs=0.005)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,19 +96,19 @@ def test_what_comes_after_an_op_that_does_not_count_waits_for_the_next_that_does
         occupancy=np.array([9, 1, 2, 7, 3], np.int64),
         capacity=10,
     )
-    columns = lower(plan, nowhere)
+    columns: Any = lower(plan, nowhere)
     assert columns["n_ops"] == 2
-    assert columns["evict_after"].tolist() == [-1, 0, 0, 1, 1, 1]  # type: ignore[union-attr]
-    assert columns["waits"].tolist() == [-1, 1]  # type: ignore[union-attr]
-    assert columns["occupancy"].tolist() == [9, 7]  # type: ignore[union-attr]
+    assert columns["evict_after"].tolist() == [-1, 0, 0, 1, 1, 1]
+    assert columns["waits"].tolist() == [-1, 1]
+    assert columns["occupancy"].tolist() == [9, 7]
 
 
 def test_fetches_for_the_next_step() -> None:
     step = trace([[1], [0], [2], [0]], [P, P, P], small=[1])
     fetches = (Fetch(3, 5, 0), Fetch(2, 6, 2), Fetch(-1, 1, 0), Fetch(0, 1, 0))
-    columns = lower(Plan(step, fetch=fetches), nowhere)
+    columns: Any = lower(Plan(step, fetch=fetches), nowhere)
     rows = zip(
-        *(columns[f"fetch_{name}"].tolist() for name in ("after", "by", "tensor")),  # type: ignore[union-attr]
+        *(columns[f"fetch_{name}"].tolist() for name in ("after", "by", "tensor")),
         strict=True,
     )
     # The last one would start at the end of the op that it is for.
@@ -118,13 +119,13 @@ def test_allocations_in_their_order() -> None:
     kinds = [P, T, C, M, T, C, T]
     first = {1: 2, 3: 1, 4: 1, 6: 0}
     step = trace([[0], [0], [0]], kinds, small=[4], first=first, next_alias={2: 3})
-    columns = lower(Plan(step), lambda t: 7 * t + 1)
+    columns: Any = lower(Plan(step), lambda t: 7 * t + 1)
     # Number 4 of 0 to 6 is small; number 5 is carried from nowhere: it exists at a step's start.
-    assert columns["allocations"].tolist() == [5, 3, 1]  # type: ignore[union-attr]
-    alone = lower(Plan(step), lambda t: 7 * t + 1, alone=True)
-    assert alone["allocations"].tolist() == [4, 5, 3, 1]  # type: ignore[union-attr]
-    assert columns["next_alias"].tolist() == [-1, -1, 3, -1, -1, -1]  # type: ignore[union-attr]
-    assert columns["address"].tolist() == [1, 0, 15, 0, 36, 0]  # type: ignore[union-attr]
+    assert columns["allocations"].tolist() == [5, 3, 1]
+    alone: Any = lower(Plan(step), lambda t: 7 * t + 1, alone=True)
+    assert alone["allocations"].tolist() == [4, 5, 3, 1]
+    assert columns["next_alias"].tolist() == [-1, -1, 3, -1, -1, -1]
+    assert columns["address"].tolist() == [1, 0, 15, 0, 36, 0]
 
 
 def test_a_trace_without_large_tensors_has_no_plan() -> None:
@@ -164,9 +165,9 @@ def test_twenty_thousand_tensors_in_a_moment() -> None:
     fetches = tuple(Fetch(i, i + n - 1, i) for i in range(n))
     plan = Plan(step, evict=moves, fetch=fetches, gated=True, occupancy=np.zeros(n, np.int64))
     begin = time.process_time()
-    columns = lower(plan, nowhere)
+    columns: Any = lower(plan, nowhere)
     assert time.process_time() - begin < 1.5  # about 0.05 s on an idle core
-    assert len(columns["fetch_by"]) == n  # type: ignore[arg-type]
+    assert len(columns["fetch_by"]) == n
 
 
 def test_entries_in_columns_are_as_those_one_by_one() -> None:

@@ -35,8 +35,8 @@ N = 4  # layers of `small`, whose ops are: forward 0-3, backward 4-7, update 8-1
 ACT = 2 * N  # the first activation's index; layer i's is made by op i, last used by op 7 - i
 
 
-def small(**kwargs: object) -> StepTrace:
-    return training(N, **kwargs)  # type: ignore[arg-type]
+def small(**kwargs: Any) -> StepTrace:
+    return training(N, **kwargs)
 
 
 def slow(bytes_per_us: float) -> DeviceProfile:

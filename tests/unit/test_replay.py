@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -38,9 +39,9 @@ def cyclic_step() -> StepTrace:
     return make_step([1000.0] * 3, weight)
 
 
-def step_of(events: object) -> StepTrace:
+def step_of(events: Any) -> StepTrace:
     builder = StepBuilder()
-    for event in events:  # type: ignore[attr-defined]
+    for event in events:
         builder.add(event)
     return builder.step()
 

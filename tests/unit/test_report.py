@@ -28,7 +28,7 @@ from umem.report.causes import Cause
 from umem.report.timeline import OTHER, MoveKind, Moves, Timeline
 from umem.simulation import replay
 from umem.trace import origin
-from umem.trace.ids import BlockId
+from umem.trace.ids import BlockId, TensorIndex
 from umem.trace.schema import Alloc, Free, Op
 from umem.trace.step_builder import StepBuilder
 from umem.trace.step_trace import Kind, StepTrace
@@ -503,7 +503,9 @@ def test_the_page_holds_the_figures_of_the_replay(shown: page.Content) -> None:
 
 def test_names_from_a_trace_cannot_leave_their_place_in_the_page(shown: page.Content) -> None:
     bad = "</script><script>alert(1)</script><!--"
-    origins = {shown.line.step.block_of(t): bad for t in range(shown.line.step.n_tensors)}  # type: ignore[arg-type]
+    origins = {
+        shown.line.step.block_of(TensorIndex(t)): bad for t in range(shown.line.step.n_tensors)
+    }
     named = page.Content(
         bad, shown.line, shown.causes, shown.waits, shown.findings, shown.compared, origins
     )

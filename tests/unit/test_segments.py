@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -138,5 +139,5 @@ def test_any_step_with_segments_can_be_planned(case: tuple[StepTrace, Ints]) -> 
         return
     plan = registry.make("auto").plan(made, LINK, 16 * MIB)
     assert plan is not None
-    columns = lower(plan, lambda tensor: int(address[0]))
-    assert len(columns["segment"]) == len(columns["address"])  # type: ignore[arg-type]
+    columns: Any = lower(plan, lambda tensor: int(address[0]))
+    assert len(columns["segment"]) == len(columns["address"])

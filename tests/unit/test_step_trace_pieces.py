@@ -170,7 +170,8 @@ def steps_in_parts(draw: st.DrawFn) -> StepTrace:
     if not parts:
         parts[0] = [(0, 1)]
     fine = draw(st.sampled_from((PAGE, 2 * PAGE, PIECE_BYTES)))
-    return parts_of(step(tensors, ops), parts, cut=np.full(len(sizes), fine))  # type: ignore[no-any-return]
+    made: StepTrace = parts_of(step(tensors, ops), parts, cut=np.full(len(sizes), fine))
+    return made
 
 
 @settings(max_examples=40)

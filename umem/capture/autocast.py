@@ -60,7 +60,7 @@ def of_cuda(scope: Scope) -> Iterator[Callable[..., None]]:
     `torch.autocast(x.device.type)` names it. `torch.utils.checkpoint` enters both.
     """
     init: Any = autocast_mode.autocast.__init__
-    library: Any = torch.library.Library("aten", "IMPL", "AutocastCPU")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("aten", "IMPL", "AutocastCPU")
     registered = False
 
     def register() -> None:

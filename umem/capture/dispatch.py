@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode
 
 
-class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DispatchMode(TorchDispatchMode):
     """A mode whose `dispatch` gets each op below autograd in place of torch.
 
     Compiled functions run compiled under it, and their parts are not seen.

@@ -90,11 +90,13 @@ class WorkerProcess:
 
     def step(self, count: int = 1) -> list[dict[str, Any]]:
         """Train `count` steps; return one record each with `ms` and `loss`."""
-        return self.call("step", count=count)["steps"]  # type: ignore[no-any-return]
+        steps: list[dict[str, Any]] = self.call("step", count=count)["steps"]
+        return steps
 
     def stats(self) -> dict[str, int]:
         """Return the worker's umem statistics; empty for plain torch."""
-        return self.call("stats")["stats"]  # type: ignore[no-any-return]
+        stats: dict[str, int] = self.call("stats")["stats"]
+        return stats
 
     def finish(self) -> dict[str, Any]:
         """End the training; return fingerprint, statistics and samples."""

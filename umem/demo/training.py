@@ -27,7 +27,7 @@ class Training:
         """Train on the next batch; return its loss."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.batch_loss(len(self.losses))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         self.losses.append(loss.item())
         return self.losses[-1]

@@ -184,13 +184,13 @@ def _shape(shape: object) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _dtype(dtype: object) -> np.dtype[Any]:
+def _dtype(dtype: Any) -> np.dtype[Any]:
     import numpy as np
 
     try:
-        found = np.dtype(dtype)  # type: ignore[call-overload]
+        found: np.dtype[Any] | None = np.dtype(dtype)
     except TypeError:
         found = None
     if found is None or found.kind not in "biufc":
         raise ConfigError(f"umem.Buffer(..., dtype={dtype!r}): allowed: numpy types of numbers")
-    return found  # type: ignore[no-any-return]
+    return found

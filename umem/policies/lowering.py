@@ -6,7 +6,7 @@ that they share. Between two counted ops, the engine acts at the end of the late
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -191,8 +191,8 @@ def _cut_blocks(trace: StepTrace) -> Ints:
     return np.unique(size[trace.whole[trace.large & (trace.cut < PIECE_BYTES)]])
 
 
-def _column(values: object) -> Ints:
-    return np.fromiter(values, np.int64)  # type: ignore[call-overload, no-any-return]
+def _column(values: Iterable[int]) -> Ints:
+    return np.fromiter(values, np.int64)
 
 
 def _of_large(tensors: Ints, tensor: Ints) -> Ints:

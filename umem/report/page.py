@@ -19,7 +19,7 @@ from ..base.units import PAGE_BYTES
 from ..base.version import __version__
 from ..errors import ConfigError
 from ..simulation.replay import Result
-from ..trace.ids import BlockId
+from ..trace.ids import BlockId, TensorIndex
 from ..trace.step_trace import Floats, Ints, Kind
 from .causes import SMALL, WHY, Cause, Wait
 from .findings import Finding, label
@@ -151,7 +151,8 @@ class _Scale:
 
 def _deltas(values: Ints) -> list[int]:
     """Return the first value and then the differences, which are short as text."""
-    return np.diff(values, prepend=0).tolist()  # type: ignore[no-any-return]
+    deltas: list[int] = np.diff(values, prepend=0).tolist()
+    return deltas
 
 
 def _policy(result: Result) -> dict[str, Any]:
@@ -173,7 +174,7 @@ def _name(content: Content, tensor: int) -> str:
     """Return a tensor's place in the program, or what the trace knows of it."""
     if tensor == OTHER:
         return SMALL
-    block = content.line.step.block_of(tensor)  # type: ignore[arg-type]
+    block = content.line.step.block_of(TensorIndex(tensor))
     return content.origins.get(block) or f"{label(content.line, tensor)}, block {block}"
 
 
@@ -192,7 +193,7 @@ def _top(content: Content) -> list[dict[str, Any]]:
             "role": step.tags[t] or "untagged",
             "family": step.families[t],
             "block": int(step.source[t]),
-            "origin": content.origins.get(step.block_of(t)) or _NOT_RECORDED,  # type: ignore[arg-type]
+            "origin": content.origins.get(step.block_of(TensorIndex(t))) or _NOT_RECORDED,
             "bytes": int(step.bytes[t]),
             "in": int(came[t]),
             "out": int(went[t]),

@@ -235,6 +235,6 @@ def _constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number in JSON")
 
 
-_decoder = json.JSONDecoder(parse_constant=_constant)
+_decoder: Any = json.JSONDecoder(parse_constant=_constant)
 _decode = _decoder.decode
-_scan = _decoder.scan_once  # type: ignore[attr-defined]
+_scan = _decoder.scan_once

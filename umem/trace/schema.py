@@ -97,14 +97,14 @@ class Validator:
         Raises:
             ValueError: the event is invalid, or invalid at this place; the message is the reason.
         """
-        kind = type(event)
-        if kind is Op:
-            self._op(event)  # type: ignore[arg-type]
-        elif kind is Alloc:
-            self._alloc(event)  # type: ignore[arg-type]
-        elif kind is Free:
-            self._free(event)  # type: ignore[arg-type]
-        elif kind is not Step:
+        if type(event) is Op:
+            self._op(event)
+        elif type(event) is Alloc:
+            self._alloc(event)
+        elif type(event) is Free:
+            self._free(event)
+        elif type(event) is not Step:
+            kind = type(event)
             raise ValueError(f"{kind.__name__} is not an event; allowed: Alloc, Op, Free and Step")
         if event.extra:
             check_extra(event)

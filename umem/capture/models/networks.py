@@ -316,4 +316,5 @@ def _loss_of_classes(out: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tenso
         out = out[0]
     if out.ndim == 2:
         return functional.cross_entropy(out, batch["labels"])
-    return out.float().square().mean()  # type: ignore[no-any-return]
+    loss: torch.Tensor = out.float().square().mean()
+    return loss

@@ -193,12 +193,12 @@ class _Pluggable:
 
 
 def _make_pool() -> Any:
-    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.init()
     return torch.cuda.MemPool(_c_functions().allocator())
 
 
 def _initialized() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return bool(torch.cuda.is_initialized())
 
 
 def _c_functions() -> Any:

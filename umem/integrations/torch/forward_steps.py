@@ -76,8 +76,9 @@ class ForwardSteps:
         """Remove the hook from torch, and the filter from the warnings."""
         self._removed = True
         self._hooks.pop(self._key, None)
+        filters: Any = warnings.filters  # its type says that it cannot change
         with contextlib.suppress(ValueError):  # the program has other filters by now
-            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
+            filters.remove(self._filter)
 
     def _outermost(self, module: nn.Module, _args: Any) -> None:
         """Count an outermost call of a module.

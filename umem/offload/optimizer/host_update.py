@@ -405,7 +405,7 @@ class HostUpdate(OfOptimizer):
             return
         if self._lanes is None:
             device = parameter.device
-            self._lanes = (torch.cuda.Stream(device), torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+            self._lanes = (torch.cuda.Stream(device), torch.cuda.Stream(device))
         lane = self._lanes[0 if out else 1]
         if out or self._left is None:
             lane.wait_stream(stream or torch.cuda.current_stream(parameter.device))
@@ -506,7 +506,7 @@ def _begin_thread(threads: int, near: torch.device | None) -> None:
 
 def refuse_capture() -> None:
     """Raise StateError while a CUDA graph is captured."""
-    used = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    used = bool(torch.cuda.is_initialized())
     if used and torch.cuda.is_current_stream_capturing():
         raise StateError(
             "a CUDA graph is captured, which cannot contain an update on the host; keep the "

@@ -90,4 +90,5 @@ def part_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> Optimizer:
 def _plain_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
     """Return the class's step, without the hooks of torch and the wrappers of schedulers."""
     step: Any = type(optimizer).step
-    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
+    plain: Callable[[Optimizer], Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    return plain

@@ -106,7 +106,7 @@ class Release(OfOptimizer):
 
         for key, parameter in mine.items():
             if key not in self._hooks:
-                self._hooks[key] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                self._hooks[key] = parameter.register_post_accumulate_grad_hook(hook)
 
     @untraced
     def _gradient_is_there(self, parameter: Tensor) -> None:

@@ -101,7 +101,7 @@ def acting() -> bool:
 
     if planning() and any(core.plan_status(d)["active"] for d in core.opened_devices()):
         return False
-    used = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    used = bool(torch.cuda.is_initialized())
     return not (used and torch.cuda.is_current_stream_capturing())
 
 

@@ -288,7 +288,7 @@ def _in_the_way() -> str:
             "hooks of saved tensors are active already, such as those of a checkpoint or of "
             "save_on_cpu"
         )
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured"
     return ""
 
