@@ -23,7 +23,6 @@ from gpu.device import (
     U64,
     Access,
     Action,
-    Advice,
     Block,
     Gpu,
     Properties,
@@ -109,9 +108,7 @@ class _Calls(Gpu):
         """Time calls that need the driver's lock of the address space, or the process's."""
         x = self.torch.ones(256, device="cuda")
         with self.managed(self.config.calls[-1]) as block, self.managed(self._large) as large:
-            advices = (Advice.SET_READ_MOSTLY, Advice.UNSET_READ_MOSTLY)
             calls: dict[str, Action] = {
-                "read-mostly on and off": partial(self.advise, block, *advices),
                 "cuMemAllocManaged and cuMemFree": self._allocate,
                 "mmap and munmap": lambda: mmap.mmap(-1, PAGE_BYTES).close(),
                 "discard": partial(self.batch, DISCARD, block),

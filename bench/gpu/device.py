@@ -15,14 +15,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu.parts import Bench
 from gpu.record import CallError
-from umem.base.units import format_bytes
 
 SOFTWARE = "softcuda"  # in the names of the software driver's devices
 LANES = 4
@@ -33,7 +31,7 @@ DISCARD, RENEW = "cuMemDiscardBatchAsync", "cuMemDiscardAndPrefetchBatchAsync"
 # The CUDA version of the form that is called: the exported names may be older forms.
 ENTRIES = {
     "cuDriverGetVersion": 2020, "cuCtxGetCurrent": 4000, "cuCtxSetCurrent": 4000,
-    "cuMemGetInfo": 3020, "cuMemAllocManaged": 6000, "cuMemFree": 3020, "cuMemAdvise": 12020,
+    "cuMemAllocManaged": 6000, "cuMemFree": 3020,
     "cuMemPrefetchAsync": 12020, "cuMemPrefetchBatchAsync": 13000, DISCARD: 13000, RENEW: 13000,
     "cuMemAddressReserve": 10020, "cuMemAddressFree": 10020, "cuMemCreate": 10020,
     "cuMemRelease": 10020, "cuMemMap": 10020, "cuMemUnmap": 10020, "cuMemSetAccess": 10020,
@@ -54,13 +52,6 @@ def software_driver() -> Any:
     module = importlib.import_module("load")
     module.load()
     return module
-
-
-class Advice(IntEnum):
-    """CUmem_advise."""
-
-    SET_READ_MOSTLY, UNSET_READ_MOSTLY, SET_PREFERRED, UNSET_PREFERRED = 1, 2, 3, 4
-    SET_ACCESSED_BY, UNSET_ACCESSED_BY = 5, 6
 
 
 class _Location(ctypes.Structure):
@@ -211,16 +202,11 @@ class Gpu:
         """Wait for everything."""
         self.torch.cuda.synchronize()
 
-    def fill(self, *blocks: Block, value: float = 1.0) -> None:
-        """Have blocks on the device, written by a kernel."""
-        for block in blocks:
-            self.settle(block, DEVICE)
-            block.tensor.fill_(value)
+    def fill(self, block: Block) -> None:
+        """Have a block on the device, written by a kernel."""
+        self.settle(block, DEVICE)
+        block.tensor.fill_(1.0)
         self.sync()
-
-    def free_bytes(self) -> int:
-        """Return what the driver shows as free on the device."""
-        return self.driver.number("cuMemGetInfo", ctypes.byref(SIZE()))
 
     def prefetch(self, block: Block, where: Place, lane: int = 0) -> None:
         """Start moving a block, or populating it, on a lane."""
@@ -241,12 +227,6 @@ class Gpu:
         places = (ctypes.byref(_Location(*DEVICE)), first, SIZE(1)) if name == RENEW else ()
         stream = POINTER(int(self.lanes[lane].cuda_stream))
         self.driver.call(name, ptrs, sizes, SIZE(count), *places, ctypes.c_ulonglong(0), stream)
-
-    def advise(self, block: Block, *advices: Advice, where: Place = DEVICE) -> None:
-        """Give advices on a block."""
-        for advice in advices:
-            span = (U64(block.ptr), SIZE(block.nbytes))
-            self.driver.call("cuMemAdvise", *span, int(advice), _Location(*where))
 
     def move(self, job: Job, lane: int) -> None:
         """Move the job's pieces on a lane."""
@@ -299,12 +279,6 @@ class Gpu:
             return self.record.add(label, [nbytes / value / 1e9 for value in seconds], unit)
         factor = {"us": 1e6, "ms": 1e3}[unit]
         return self.record.add(label, [factor * value for value in seconds], unit)
-
-    def compare(self, block: Block, unit: str, cases: dict[str, tuple[Action, Action]]) -> None:
-        """Time actions on a block, each after another that prepares it."""
-        for name, (action, before) in cases.items():
-            label = f"{name}, {format_bytes(block.nbytes)}"
-            self.add(label, self.timed(action, before), unit)
 
 
 def elapsed(action: Action) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import product
 
-from gpu.device import DEVICE, DISCARD, HOST, RENEW, Block, Gpu, Job, Place
+from gpu.device import DEVICE, HOST, Block, Gpu, Job, Place
 from gpu.parts import Bench
 from umem.base.units import format_bytes
 
@@ -79,24 +79,6 @@ class _Ways(Gpu):
                 seconds = self._moved(*jobs, (coming.pieces(call), DEVICE))
                 label = f"both, calls of {format_bytes(call)}, out by {threads} threads"
                 self._keep("both", label, 2 * self.size, seconds)
-
-    def staged(self) -> None:
-        """Copy to pinned memory and discard, renew and copy back: the other way out of 0003."""
-        host = self.torch.empty(self.size // 4, pin_memory=True)
-        with self.managed(self.size) as block, self.torch.cuda.stream(self.lanes[0]):
-
-            def go_out() -> None:
-                host.copy_(block.tensor, non_blocking=True)
-                self.batch(DISCARD, block)
-
-            def go_in() -> None:
-                self.batch(RENEW, block)
-                block.tensor.copy_(host, non_blocking=True)
-
-            for where, action in ((HOST, go_out), (DEVICE, go_in)):
-                seconds = self.timed(action, partial(self.settle, block, OTHER[where]))
-                label = f"{NAMES[where]}, pinned copy and discard"
-                self._keep(f"staged {NAMES[where]}", label, self.size, seconds)
 
 
 def _jobs(pieces: list[Block], where: Place, threads: int) -> list[Job]:
