@@ -221,3 +221,15 @@ def test_the_stub_names_what_the_native_core_has() -> None:
     fields = re.findall(r"^    (\w+): ", stub.partition("class Options:")[2].partition("class")[0],
                         re.MULTILINE)  # fmt: skip
     assert [name for name in fields if not hasattr(core.Options(), name)] == []
+
+
+def test_files_are_looked_up_by_functions_that_return_false() -> None:
+    """Path.is_file and the like raise for a name that is too long, or a closed folder."""
+    raising = re.compile(r"\.(exists|is_file|is_dir|is_mount)\(\)(?!`)")
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in sorted((ROOT / "umem").rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if raising.search(line)
+    ]
+    assert found == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -114,10 +115,93 @@ def test_a_sparse_buffer_is_no_finding() -> None:
 
 
 def test_buffers_that_a_step_writes_are_no_duplicates() -> None:
-    # Equal at first: running_mean is 0 and running_var is 1 in all of them.
-    report = apply.with_values(_make(), findings.lint(_make()))
-    assert not any("norm" in name for f in _of("duplicate", report) for name in f.modules)
-    assert not any("norm" in name for name in report.constants)
+    """Running statistics are equal at first, and no schema says that they are written."""
+
+    def make() -> Any:
+        net = nn.Sequential(*(nn.BatchNorm1d(256) for _ in range(3)))
+        optimizer = torch.optim.SGD(net.parameters())
+        return net, optimizer, torch.randn(8, 256), lambda model, batch: model(batch).sum()
+
+    report = apply.with_values(make, findings.lint(make))
+    assert _of("duplicate", report) == []
+    assert report.constants == {}
+
+
+def test_other_views_of_equal_buffers_stay_as_they_are() -> None:
+    class Rotating(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            table = torch.stack((torch.arange(256.0).cos(), torch.arange(256.0).sin()))
+            self.register_buffer("cos", table[0])
+            self.register_buffer("sin", table[1])
+            self.layer = nn.Linear(256, 256)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.layer(x * self.cos + x * self.sin)
+            return out
+
+    def make() -> Any:
+        net = nn.Sequential(*(Rotating() for _ in range(2)))
+        optimizer = torch.optim.SGD(net.parameters())
+        return net, optimizer, torch.randn(8, 256), lambda model, batch: model(batch).sum()
+
+    report = findings.lint(make)
+    (finding,) = _of("duplicate", report)
+    assert (finding.safe, finding.modules, finding.bytes) == (False, (), 2 * 256 * 4)
+    net = make()[0]
+    apply.apply(net, report.findings)
+    assert not torch.equal(net[0].cos, net[0].sin)
+    # Real values tell them apart, view by view.
+    found = apply.equal_buffers(net, report.constants)
+    assert [one.modules for one in found] == [("0.cos", "1.cos"), ("0.sin", "1.sin")]
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_buffers_that_the_first_step_makes_are_not_applied(registered: bool) -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            if registered:
+                self.register_buffer("mask", None)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if getattr(self, "mask", None) is None:
+                self.register_buffer("mask", torch.ones(WIDTH, WIDTH).tril())
+            out: torch.Tensor = x @ self.mask
+            return out
+
+    def make() -> Any:
+        net = nn.Sequential(nn.Linear(WIDTH, WIDTH), Lazy(), nn.LeakyReLU(), Lazy())
+        optimizer = torch.optim.SGD(net.parameters())
+        return net, optimizer, torch.randn(8, WIDTH), lambda model, batch: model(batch).sum()
+
+    report = apply.with_values(make, findings.lint(make))
+    (finding,) = _of("duplicate", report)
+    assert (finding.safe, finding.bytes) == (False, SQUARE)
+    checked = apply.check(make, report.findings)
+    assert checked.differing == []
+    assert len(checked.done) == 1  # the activation
+
+
+def test_numbers_and_buffers_that_are_not_saved_are_compared() -> None:
+    """A change must show in either; here the program itself differs from run to run."""
+
+    def make(returned: Any, kept: Any) -> Callable[[], Any]:
+        def program() -> Any:
+            net = nn.Linear(4, 4)
+            net.register_buffer("seen", torch.tensor(float(next(kept))), persistent=False)
+            return net, lambda: {"loss": next(returned)}
+
+        return program
+
+    for returned, kept, name in (
+        (itertools.count(0.5), itertools.repeat(1.0), "what the step returns"),
+        (itertools.repeat(1.0), itertools.count(0.5), "seen afterwards"),
+    ):
+        with pytest.raises(PlanError, match=f"differ, first in {name}"):
+            apply.check(make(returned, kept), [])
+    same = apply.check(make(itertools.repeat(1.0), itertools.repeat(1.0)), [])
+    assert same.differing == []
 
 
 def test_equal_tensors_within_a_step() -> None:

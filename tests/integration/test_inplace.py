@@ -53,6 +53,23 @@ def _make(forward: Forward, edit: Callable[[Any], object] = lambda net: None) ->
     return make
 
 
+def test_no_generator_of_the_program_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> Any:
+        net = Net(lambda net, x: net.two(net.relu(net.one(x))))
+        return net, torch.optim.SGD(net.parameters()), torch.randn(ROWS, WIDTH), _sum
+
+    seeded: list[int] = []  # by a call that seeds all devices
+    monkeypatch.setattr(torch, "manual_seed", seeded.append)
+    before = torch.random.get_rng_state()
+    assert "in_place" in {finding.kind for finding in findings.lint(make).findings}
+    assert seeded == []
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def _sum(model: Any, batch: Any) -> Any:
+    return model(batch).sum()
+
+
 def _found(forward: Forward, edit: Callable[[Any], object] = lambda net: None) -> list[Finding]:
     report = findings.lint(_make(forward, edit))
     return [finding for finding in report.findings if finding.kind == "in_place"]

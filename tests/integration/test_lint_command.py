@@ -127,9 +127,36 @@ def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert by_kind["held"]["line"] == f"{path}:9"
 
 
+def test_a_script_whose_optimizers_do_not_step_in_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "critic.py"
+    made = "other = torch.optim.SGD(nn.Linear(4, 4).parameters(), lr=0.1)\nlosses = []"
+    text = SCRIPT.replace("losses = []", made).replace("range(100)", "range(1, 101)")
+    twice = "    optimizer.step()\n    if _ % 2 == 0:\n        other.step()"
+    path.write_text(text.replace("    optimizer.step()", twice))
+    assert cli.main(["lint", "--json", "--script", str(path)]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert "its optimizers do not step in turn" in str(answer["remarks"])
+    assert "in_place" in {finding["kind"] for finding in answer["findings"]}
+
+
+def test_the_folder_of_the_command_is_left_out_of_paths_below_it_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from umem.cli.lint import _short
+
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path / "models")
+    here = Path.cwd()
+    assert _short(f"made at {here}/net.py:3 ({here}/x.py:1)") == "made at net.py:3 (x.py:1)"
+    assert _short(f"/site{here}/llama.py:12") == f"/site{here}/llama.py:12"
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        (["--script", "x" * 300], "there is no script"),
         (["{}:reads"], r"tensor\.item\(\)"),
         (["{}:step_alone", "--apply"], r"return \(model, step\)"),
         (["{}:unlike", "--apply"], "with equal seeds differ"),

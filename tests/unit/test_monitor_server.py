@@ -492,6 +492,18 @@ def test_top_goes_on_while_a_process_does_not_answer(
     assert shown.err == "umem top: it sleeps\n" * 2
 
 
+@pytest.mark.parametrize("which", ["", "--all"])
+def test_top_waits_for_the_first_answer_too(
+    home: Path, which: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.start(True, about)
+    script(monkeypatch, "it sleeps", "it sleeps", "", "")
+    assert main(["top", "--json", "--interval", "0.01", *which.split()]) == 0
+    shown = capsys.readouterr()
+    assert [str(os.getpid()) in line for line in shown.out.splitlines()] == [True]
+    assert shown.err == "umem top: it sleeps\n"
+
+
 def test_top_of_all_says_where_there_are_none(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -679,6 +679,20 @@ def test_a_bad_option_is_an_error_before_any_work(
     assert not [*tmp_path.glob("*.html*")]
 
 
+def test_a_trace_that_is_not_there_is_named_and_no_option_that_was_not_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "nodir/t.jsonl"]) == 2
+    assert "nodir/t.jsonl" in (told := capsys.readouterr().err)
+    assert "--out" not in told
+    write(tmp_path / "t.jsonl", synthetic.training(3, 4 * PAGE, 6 * PAGE, 2))
+    monkeypatch.setattr("umem.cli.report.can_hold", lambda folder: False)
+    assert main(["report", "t.jsonl"]) == 2
+    assert "t.html: this process cannot write" in (told := capsys.readouterr().err)
+    assert "by --out" in told
+
+
 def test_a_page_that_cannot_be_written_is_an_error(shown: page.Content, tmp_path: Path) -> None:
     (tmp_path / "r.html").mkdir()
     with pytest.raises(ConfigError, match=r"r\.html: Is a directory"):

@@ -90,6 +90,10 @@ def test_the_closing_line_says_how_much_a_disk_is_written() -> None:
     more = text.closing(run, disk_writes=400_000_000_000)
     assert "written at more than disk_writes, 0.4 TB a day; docs/disk.md says" in more
     assert "disk_writes" not in text.closing(run, disk_writes=500_000_000_000)
+    fast = dataclasses.replace(run, disk_bytes_out=14 << 30)
+    assert text.closing(fast).endswith(", 130 TB a day at this rate")
+    slow = dataclasses.replace(run, disk_bytes_out=1 << 12)
+    assert text.closing(slow).endswith(", 35 MB a day at this rate")
     early = dataclasses.replace(run, disk_open_us=100)
     assert text.closing(early).endswith("a step written to the disk")
 

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import inspect
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -194,7 +195,7 @@ def _import(name: str, text: str, directory: Path) -> Any:
             # Code that is compiled at import time is planned uncompiled.
             return importlib.import_module(name) if file is None else python_file.load(file)
     except FileNotFoundError as error:
-        if file is None or file.exists():
+        if file is None or os.path.exists(file):
             raise PlanError(f"{text!r}: {name} needs a file: {error}") from error
         raise ConfigError(f"{text!r}: there is no file {file}") from None
     except ModuleNotFoundError as error:
@@ -226,7 +227,7 @@ def _without_arguments() -> Iterator[None]:
 def _shadow(name: str, directory: Path) -> str:
     """Return what to do where the file is there, but a package of the same name came first."""
     file = Path(*name.split(".")).with_suffix(".py")
-    if not (directory / file).is_file():
+    if not os.path.isfile(directory / file):
         return ""
     return f": an installed package has the name {name.partition('.')[0]!r}; allowed: {file}:..."
 

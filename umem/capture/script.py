@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import runpy
 import sys
 import weakref
@@ -60,7 +61,7 @@ def trace(
         ConfigError: there is no such script.
         PlanError: it ends earlier, or fails; the message has the line.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"there is no script {str(path)!r}; check the path")
     with recording(recorder, device) as tracer, contextlib.ExitStack() as stack:
         tracer.constants = True
@@ -116,7 +117,7 @@ class _Counter:
         if self._in_turn and id(optimizer) in self._stepped:
             self._in_turn = False
             # This step has the one before in it. At least one without such follows.
-            self.wanted = max(self.wanted - 1, self._tracer.recording.steps + 2)
+            self.wanted = max(self.wanted, self._tracer.recording.steps + 2)
             self._tracer.remark(
                 "its optimizers do not step in turn: a step is what ends with a step of any of them"
             )

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -191,7 +192,7 @@ def _write_report(plan: DemoPlan, rows: Sequence[DemoRow], traces: Path, path: P
     for name in plan.workloads:
         mine = [row for row in rows if row.workload == name]
         row, trace = mine[-1], trace_of(traces, name)
-        if not trace.exists():
+        if not os.path.exists(trace):
             raise StateError(f"no report: the run of {name} that it is about failed")
         title = f"umem demo: {name}, {row.policy}, 1/{row.fraction} of its peak"
         assert row.budget_bytes is not None, "the last row of a workload has the least budget"

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,7 +156,7 @@ def _applied(checked: Checked) -> Iterator[str]:
 
 def _short(text: str) -> str:
     """Shorten paths below the working directory to relative ones."""
-    return text.replace(f"{Path.cwd()}{os.sep}", "")
+    return re.sub(rf"(?<![\w./-]){re.escape(str(Path.cwd()))}{os.sep}", "", text)
 
 
 def _row(name: str, text: str) -> str:

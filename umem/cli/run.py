@@ -132,13 +132,13 @@ def _is_there(name: str) -> bool:
     """Return whether the path is a program; a folder with a __main__.py is one for Python."""
     if not os.path.exists(name):
         return False
-    return not Path(name).is_dir() or os.path.exists(f"{name}/__main__.py")
+    return not os.path.isdir(name) or os.path.exists(f"{name}/__main__.py")
 
 
 def _is_native(name: str) -> bool:
     """Return whether the file is a binary, or a script of another language than Python."""
     path = Path(name)
-    if path.suffix == ".py" or not path.is_file() or not os.access(name, os.X_OK):
+    if path.suffix == ".py" or not os.path.isfile(name) or not os.access(name, os.X_OK):
         return False
     try:
         with path.open("rb") as file:

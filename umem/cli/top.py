@@ -59,17 +59,18 @@ def main(args: argparse.Namespace) -> int:
         sample = _of_all
     else:
         sample = functools.partial(_of_one, _socket(args))
-    before = sample()
     if args.metrics:
         from ..base.native import core
         from ..monitor.metrics import metrics
 
-        print(metrics(list(before.values()), core.stats_docs()), end="", flush=True)
+        print(metrics(list(sample().values()), core.stats_docs()), end="", flush=True)
         return 0
     once = args.once or not (args.json or sys.stdout.isatty())
     with _screen(args.json or once) as show:
-        tell = _complain if args.json else show
-        for now in _follow(sample, args.interval, None if once else tell):
+        tell = None if once else _complain if args.json else show
+        samples = _follow(sample, args.interval, tell)
+        before = next(samples)
+        for now in samples:
             views = [top.view(now[path], before.get(path)) for path in now]
             if args.all:
                 found = top.overall(views)
@@ -91,26 +92,27 @@ def _follow(
     """Yield samples until the process ends; if it does not answer for a while, tell why, once.
 
     Raises:
-        StateError: there is no answer, and `tell` is None.
+        StateError: there is no answer, and `tell` is None; or the process had ended before.
     """
     from ..monitor import server
 
-    told = ""
+    told, some = "", False
     while True:
-        time.sleep(seconds)
         try:
             now = sample()
         except StateError as error:
-            if tell is None:
+            ended = isinstance(error, server.EndedError)
+            if tell is None or (ended and not some):
                 raise
-            if isinstance(error, server.EndedError):
+            if ended:
                 return
             if str(error) != told:
                 told = str(error)
                 tell(told)
-            continue
-        told = ""
-        yield now
+        else:
+            told, some = "", True
+            yield now
+        time.sleep(seconds)
 
 
 def _complain(reason: str) -> None:

@@ -87,7 +87,7 @@ def is_launcher(
     words = list(sys.orig_argv if argv is None else argv)
     script = _script(words)
     if script is not None:
-        return Path(script).name in _LAUNCHERS and not Path(script).is_dir()
+        return Path(script).name in _LAUNCHERS and not os.path.isdir(script)
     return any(
         flag == "-m" and module in _LAUNCHER_MODULES for flag, module in itertools.pairwise(words)
     )

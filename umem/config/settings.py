@@ -300,7 +300,6 @@ def _nearest_pyproject(directory: Path | None) -> Path | None:
     except FileNotFoundError:  # the working directory was deleted
         return None
     paths = (folder / "pyproject.toml" for folder in (start, *start.parents))
-    # Path.is_file() raises the error of a folder that this process cannot enter.
     return next((path for path in paths if os.path.isfile(path)), None)
 
 

@@ -184,7 +184,8 @@ def _run(make: Callable[[], object], findings: Sequence[Finding]) -> tuple[list[
                 hooked.register_post_accumulate_grad_hook(prints.gradient(name))
         for _ in range(_STEPS):
             prints.add("what the step returns", step())
-        for name, tensor in model.state_dict().items():
+        buffers = dict(model.named_buffers(remove_duplicate=False))  # also those not saved
+        for name, tensor in {**buffers, **model.state_dict()}.items():
             prints.add(f"{name} afterwards", tensor)
     return done, prints
 
@@ -197,9 +198,11 @@ class _Prints:
         self._counts: dict[str, int] = defaultdict(int)
 
     def add(self, name: str, value: object) -> None:
-        for tensor in _tensors(value):
-            self._counts[name] += 1
-            self.of[f"{name} ({self._counts[name]})"] = _digest(tensor)
+        for leaf in _pytree.tree_leaves(value):
+            if isinstance(leaf, (torch.Tensor, int, float, complex)):
+                self._counts[name] += 1
+                digest = _digest(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf).encode()
+                self.of[f"{name} ({self._counts[name]})"] = digest
 
     def gradient(self, name: str) -> Callable[[torch.Tensor], None]:
         return lambda parameter: self.add(f"the gradient of {name}", parameter.grad)
@@ -279,10 +282,6 @@ def _part(parts: dict[str, nn.Module], name: str) -> nn.Module:
     if name not in parts:
         raise ConfigError(f"the model has no module {name!r}; allowed: the model that was linted")
     return parts[name]
-
-
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _digest(tensor: torch.Tensor) -> bytes:

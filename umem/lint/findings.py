@@ -51,7 +51,8 @@ class LintReport:
     refused: list[Refused]  # modules whose `inplace` must not be set
     peak_bytes: int  # of a step
     peak_in_place: int  # with all ops in place that may be in place
-    constants: dict[str, str]  # buffers and fixed parameters that no step writes, and their lines
+    # Buffers and fixed parameters of the program's setup that no step writes, and their lines.
+    constants: dict[str, str]
     remarks: list[str]
     unsure: str  # the remark that real values would settle; empty if none
 
@@ -142,12 +143,13 @@ def ordered(findings: list[Finding]) -> list[Finding]:
 
 def _constants(watched: Watched) -> dict[str, str]:
     recording = watched.recording
-    written = _blocks(recording, 0, recording.span()[1], writes=True)
+    written = _blocks(recording, 0, recording.span()[1], writes=True) | watched.updated
     return {
         path: watched.lines[held.block]
         for path, held in watched.held.items()
-        if not held.trainable and held.block not in written and held.bytes >= _MIN
-    }
+        if held.block in watched.built and not held.trainable
+        and held.block not in written and held.bytes >= _MIN
+    }  # fmt: skip
 
 
 def _unsure(watched: Watched, constants: Iterable[str]) -> str:
@@ -196,7 +198,7 @@ def _duplicates(watched: Watched) -> Iterator[Finding]:
     recording = watched.recording
     begin, end = recording.span()
     life = recording.lifetimes()
-    written = _blocks(recording, begin, end, writes=True)
+    written = _blocks(recording, begin, end, writes=True) | watched.updated
     paths: dict[BlockId, list[str]] = defaultdict(list)
     for path, held in watched.held.items():
         paths[held.block].append(path)
@@ -228,6 +230,9 @@ def _duplicate(watched: Watched, blocks: list[BlockId], paths: list[str]) -> Fin
     elif len(lines) > 1:
         what += f", also made at {_some(lines[1:])}"
     of_buffers = len({watched.held[path].block for path in buffers}) == len(blocks)
+    # One tensor replaces all: views of other places or shapes remain, and those of a first step.
+    views = {(watched.held[path].kind, watched.held[path].place) for path in paths}
+    of_buffers = of_buffers and len(views) == 1 and watched.built.issuperset(blocks)
     return Finding(
         kind="duplicate",
         bytes=sum(sizes) - max(sizes),

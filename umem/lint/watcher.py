@@ -43,6 +43,7 @@ class Held:
     block: BlockId
     bytes: int
     kind: str  # dtype and shape
+    place: tuple[int, ...]  # offset and strides in its block
     buffer: bool
     trainable: bool
 
@@ -63,8 +64,11 @@ class Watched:
         default_factory=lambda: defaultdict(list)
     )
     asked: set[BlockId] = field(default_factory=set)  # blocks whose value the program read
+    # Running statistics that an op has written, which its schema does not say.
+    updated: set[BlockId] = field(default_factory=set)
     unfit: dict[str, str] = field(default_factory=dict)  # modules of more than one op, and why
     held: dict[str, Held] = field(default_factory=dict)  # by path, at the end
+    built: set[BlockId] = field(default_factory=set)  # what there is before the first step
     gradients: set[str] = field(default_factory=set)  # paths of parameters that got a gradient
     values: Values = field(default_factory=Values)
 
@@ -119,8 +123,10 @@ class Watcher(Tracer):
         watched.touched.clear()
         watched.saved_by.clear()
         watched.unfit.clear()
+        watched.updated.clear()
         watched.values.begin()
         self._look_at_modules()
+        watched.built.update(self.recording.blocks)
         return step
 
     def end_step(self) -> None:
@@ -178,7 +184,9 @@ class Watcher(Tracer):
         made = [t for t in op_semantics.strided([out]) if self.block(t) not in known]
         changed = [*op_semantics.strided(operator.written(args, named))]
         now, number = len(events) - 1, self._number()
-        self.watched.values.note(func, (args, named), [*made, *changed], self.block, now)
+        updated = [*op_semantics.strided(operator.written_now(args, named))]
+        self.watched.updated.update(map(self.block, updated))
+        self.watched.values.note(func, (args, named), [*made, *updated], self.block, now)
         self._ops += 1
         self.watched.ops_of[number] += 1
         if not made or changed or isinstance(out, (list, tuple)) or in_place(func) is None:
@@ -267,7 +275,8 @@ class Watcher(Tracer):
         block = self.block(tensor)
         size = tensor.numel() * tensor.itemsize
         kind = f"{tensor.dtype} {list(tensor.shape)}"
-        self.watched.held[path] = Held(block, size, kind, buffer, tensor.requires_grad)
+        place = (tensor.storage_offset(), *tensor.stride())
+        self.watched.held[path] = Held(block, size, kind, place, buffer, tensor.requires_grad)
         if tensor.requires_grad and tensor.is_leaf and path not in self._hooked:
             self._hooked.add(path)
             reached: Any = tensor

@@ -27,6 +27,10 @@ class StatsCallback(lightning.Callback):  # type: ignore[misc, unused-ignore]
         self._scalars = Scalars(prefix)
         self._logged = 0
 
+    def on_fit_start(self, *_: Any) -> None:
+        """Begin again: a new trainer counts its steps from 0."""
+        self._logged = 0
+
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Log, unless the trainer does not at this step."""
         step, every = trainer.global_step, trainer.log_every_n_steps

@@ -18,7 +18,7 @@ _ELSE = (
 _MUCH = 8  # the part of the budget from which unmanaged bytes are worth a line
 _MANY_FAULTS = 10  # per operator: fewer are not worth a line
 _LEAST_US = 1_000_000  # of a run: the rate of a shorter one says little
-_TB = 1e12
+_WRITTEN = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
 Row = tuple[str, str, str]  # name, value, note
 Holders = Mapping[str, tuple[int, int]]  # blocks and live bytes of each framework other than torch
 
@@ -179,7 +179,7 @@ def advice(
     lines = []
     if 0 < disk_writes < _bytes_a_day(stats):
         lines.append(
-            f"the disk is written at more than disk_writes, {disk_writes / _TB:.2g} TB a day; "
+            f"the disk is written at more than disk_writes, {_written(disk_writes)} a day; "
             "docs/disk.md says what writes less"
         )
     if stats.peak_unmanaged_bytes > stats.budget_bytes / _MUCH:
@@ -252,7 +252,13 @@ def _disk(stats: Stats) -> list[Row]:
 def _written_a_day(stats: Stats) -> str:
     """Say what the program would write in a day, as drives are rated; empty if it is too early."""
     count = _bytes_a_day(stats)
-    return f"{count / _TB:.2g} TB a day at this rate" if count else ""
+    return f"{_written(count)} a day at this rate" if count else ""
+
+
+def _written(count: float) -> str:
+    """Format bytes as the makers of drives do."""
+    unit, size = next((u for u in _WRITTEN if count >= u[1] / 10), _WRITTEN[-1])
+    return f"{count / size:,.0f} {unit}" if count >= 10 * size else f"{count / size:.2g} {unit}"
 
 
 def _bytes_a_day(stats: Stats) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +71,9 @@ def find(text: str, directory: Path) -> Source:
         NotSupportedError: its library is not installed.
     """
     path = directory / text
-    if path.is_dir() or path.suffix == ".json":
-        return _of_file(path / "config.json" if path.is_dir() else path)
+    folder = os.path.isdir(path)
+    if folder or path.suffix == ".json":
+        return _of_file(path / "config.json" if folder else path)
     prefix, _, rest = text.partition(".")
     if prefix in LIBRARIES:
         found = _of_name(prefix, rest)

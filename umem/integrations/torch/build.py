@@ -101,7 +101,7 @@ def find_or_build(
         _check_cache(cache)
         with _locked(cache / f"{file_name}.lock", log):
             if not _is_usable(cache / file_name):
-                if (cache / file_name).exists():
+                if os.path.exists(cache / file_name):
                     log(f"{cache / file_name} is incomplete or damaged")
                 torch_version = _torch().__version__
                 log(
@@ -200,7 +200,7 @@ def seal(content: bytes) -> bytes:
 
 def is_whole(path: Path) -> bool:
     """Return whether the extension exists and is undamaged."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         return False
     data = path.read_bytes()
     content = data.rpartition(_SEAL)[0]
@@ -215,7 +215,7 @@ def _is_usable(path: Path) -> bool:
     """
     from ...base import trust
 
-    if not path.exists():
+    if not os.path.exists(path):
         return False
     _check_cache(path.parent)
     if doubt := trust.doubt(path):
@@ -301,7 +301,7 @@ def _cuda_include(version: str) -> Path | None:
     """Return the first folder with CUDA headers of torch's major version."""
     for folder in _cuda_include_dirs(version):
         header = folder / "cuda_runtime_api.h"
-        if header.is_file() and (folder / "cuda.h").is_file():
+        if os.path.isfile(header) and os.path.isfile(folder / "cuda.h"):
             found = _CUDART_VERSION.search(header.read_text(errors="replace"))
             if found and int(found[1]) // 1000 == int(version.partition(".")[0]):
                 return folder
@@ -367,12 +367,12 @@ def compile_flags(sources: Path, with_cuda: bool) -> list[str]:
     """Return the compiler flags for the C++ files of the extension."""
     torch = _torch()
     include = Path(torch.__file__).parent / "include"
-    if not (include / "ATen" / "record_function.h").is_file():
+    if not os.path.isfile(include / "ATen" / "record_function.h"):
         raise _not_supported(
             f"this torch has no C++ headers in {include}; install torch from its wheels"
         )
     python = dict.fromkeys(sysconfig.get_path(name) for name in ("include", "platinclude"))
-    if not any((Path(path) / "Python.h").is_file() for path in python):
+    if not any(os.path.isfile(Path(path) / "Python.h") for path in python):
         raise _not_supported(
             f"Python.h is not in {next(iter(python))}; install Python's development files "
             "(Debian and Ubuntu: apt install python3-dev)"
@@ -481,7 +481,7 @@ def _source_dir(package_dirs: Sequence[Path]) -> Path:
         *(path / "_src" for path in [_PACKAGE, *package_dirs]),
     ]
     for candidate in candidates:
-        if (candidate / "torch_ext" / "module.cpp").is_file():
+        if os.path.isfile(candidate / "torch_ext" / "module.cpp"):
             return candidate
     raise _not_supported(
         "the sources of the torch extension are not in any of "
@@ -491,7 +491,7 @@ def _source_dir(package_dirs: Sequence[Path]) -> Path:
 
 def _library_dir(package_dirs: Sequence[Path]) -> Path:
     for path in package_dirs:
-        if (path / LIBRARY).is_file():
+        if os.path.isfile(path / LIBRARY):
             return path
     raise _not_supported(
         f"{LIBRARY} is not in {', '.join(map(str, package_dirs))}; install umem with "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 import re
 import secrets
 import shutil
@@ -113,7 +114,7 @@ def add_rows(path: Path, transfers: Sequence[Transfer]) -> None:
             unchanged.
     """
     path = path.resolve()  # keep a symbolic link
-    if not path.is_file():  # reading a pipe would consume its data, or block
+    if not os.path.isfile(path):  # reading a pipe would consume its data, or block
         raise ValueError("it is not a regular file")
     part = path.with_name(f".{secrets.token_hex(4)}.{path.name}")
     with path.open("rb") as source:

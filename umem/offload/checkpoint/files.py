@@ -29,8 +29,8 @@ def tensors_of(path: Path) -> dict[str, FileTensor]:
     Raises:
         CheckpointError: there is no checkpoint, a file of it is missing, or one is malformed.
     """
-    if os.path.isdir(path):  # Path.is_dir raises for some names, as too long ones
-        found = next((path / name for name in _IN_DIRECTORY if (path / name).is_file()), None)
+    if os.path.isdir(path):
+        found = next((path / name for name in _IN_DIRECTORY if os.path.isfile(path / name)), None)
         if found is None:
             raise CheckpointError(f"{path}: no checkpoint in this directory; allowed: {ALLOWED}")
         path = found
@@ -58,7 +58,6 @@ def _of_file(path: Path) -> dict[str, FileTensor]:
 def _of_index(path: Path) -> dict[str, FileTensor]:
     places = _weight_map(path)
     files = sorted(set(places.values()))
-    # Path.is_file raises for some names, as too long ones.
     missing = [name for name in files if not os.path.isfile(path.parent / name)]
     if missing:
         raise CheckpointError(
