@@ -35,6 +35,11 @@ def make_step(batch=64, *, width=1024):
 def of_options(**options):
     return make_step(options["batch"])
 
+def normalized(batch):
+    net, optimizer, x, loss = make_step(batch)
+    net[0].append(nn.BatchNorm1d(1024))
+    return net, optimizer, x, loss
+
 def fixed(rows=3):
     return make_step(rows)
 
@@ -133,6 +138,13 @@ def test_nothing_fits(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "not even a batch of 1 fits" in out
     assert "make_step, batch 1" in out
+
+
+def test_nothing_fits_a_model_that_refuses_a_batch_of_1(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = _answer(capsys, f"{program}:normalized", "--max-batch", "--budget", "20MiB")
+    assert (answer["max_batch"]["batch"], answer["batch"]) == (0, 2)
 
 
 def test_a_script(program: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -116,7 +116,10 @@ def test_a_budget_below_the_largest_op_is_raised_and_said() -> None:
     result = replay.replay_step(cyclic_step(), "lru", LINK, PAGE)
     assert result.budget == replay.min_budget(cyclic_step()) == 5 * PAGE  # 1.05 * 4 pages
     assert result.raised_from == PAGE
-    assert "raised to 10 MiB" in replay.raised_note(result)
+    assert "raised to 10 MiB: 1.05 times" in replay.raised_note(result)
+    tiny = step_of(synthetic.chain(2, PAGE, us=1.0, steps=2))
+    result = replay.replay_step(tiny, "lru", LINK, PAGE)
+    assert replay.raised_note(result).endswith("raised to 8 MiB: the minimum")
     fits = replay.replay_step(cyclic_step(), "lru", LINK, 8 * PAGE + 1)
     assert (fits.budget, fits.raised_from) == (8 * PAGE, None)  # whole pages
 

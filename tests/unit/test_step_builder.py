@@ -17,7 +17,7 @@ from support.synthetic import cyclic, random_trace, training
 from umem import TraceError
 from umem.trace.event_columns import EventRows
 from umem.trace.schema import Alloc, Event, Free, Header, Op, Step, Validator
-from umem.trace.step_builder import StepBuilder, read_step
+from umem.trace.step_builder import StepBuilder, last_step, read_step
 from umem.trace.step_trace import Kind, StepTrace
 from umem.trace.writer import Writer
 
@@ -385,6 +385,7 @@ def test_what_has_no_op_cannot_be_planned(tmp_path: Path) -> None:
     [
         ([Alloc(1, 1), Alloc(1, 1)], "id 1 is allocated twice"),
         ([Alloc(1, 1), Op("x", (1,), ()), Step(), Alloc(1, 1)], "id 1 is allocated twice"),
+        ([Free(1)], "free of id 1"),
         ([Alloc(1, 1), Free(2)], "free of id 2"),
         ([Alloc(1, 1), Free(1), Free(1), Alloc(1, 1), Alloc(1, 1)], "free of id 1"),
         ([Alloc(1, 1), Alloc(1, 1), Free(1), Free(1), Free(1)], "id 1 is allocated twice"),
@@ -396,6 +397,35 @@ def test_what_has_no_op_cannot_be_planned(tmp_path: Path) -> None:
 def test_events_that_cannot_be_are_refused(events: list[Event], reason: str) -> None:
     with pytest.raises(TraceError, match=reason):
         build([*events, Step()])
+
+
+@pytest.mark.parametrize("last", [[], [Op("x", (1,), ())]])
+def test_events_after_the_last_step_are_no_step(last: list[Event]) -> None:
+    """Of a program that was killed in its first step."""
+    builder = StepBuilder()
+    for event in [Alloc(1, PAGE), Step(), *last]:
+        builder.add(event)
+    assert builder.steps == 0
+    with pytest.raises(TraceError, match="no step with an op has ended"):
+        builder.step()
+    with pytest.raises(TraceError, match="no step with an op has ended"):
+        list(builder.events())
+
+
+def test_a_trace_of_several_devices_is_no_step_of_one() -> None:
+    events: list[Event] = [Alloc(1, PAGE), Alloc(2, PAGE, device=1)]
+    events += [Op("x", (1,), ()), Op("y", (2,), ())]
+    with pytest.raises(TraceError, match=r"of devices 0, 1; allowed: one device's"):
+        last_step([*events, Step()])
+    assert last_step([*events[:3], Step()]).n_ops == 1
+
+
+def test_the_file_is_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"umem_trace":1}\nnonsense\n')
+    with pytest.raises(TraceError) as caught:
+        read_step(path)
+    assert str(caught.value).count(str(path)) == 1
 
 
 def test_an_id_may_name_another_block_once_it_is_free() -> None:

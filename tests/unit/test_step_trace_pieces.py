@@ -223,10 +223,19 @@ def test_the_default_policy_plans_by_the_piece() -> None:
 
 @settings(max_examples=40)
 @given(steps_in_parts())
-def test_the_largest_op_needs_the_pieces_that_it_uses(trace: StepTrace) -> None:
-    exact = trace.in_exact_parts
-    need = exact.sum_of_accesses(np.where(exact.large, exact.bytes, 0))
-    assert bounds.largest_op(trace).bytes == need.max()
+def test_the_largest_op_needs_at_least_its_parts_and_at_most_its_tensors(trace: StepTrace) -> None:
+    exact, whole = trace.in_exact_parts, replace(trace, access_part=None, parts=None)
+    parts, tensors = (
+        step.sum_of_accesses(np.where(step.large, step.bytes, 0)).max() for step in (exact, whole)
+    )
+    assert parts <= bounds.largest_op(trace).bytes <= tensors
+
+
+def test_an_op_that_uses_parts_needs_all_of_their_pieces() -> None:
+    trace = step([Tensor(30) for _ in range(4)], [Op(reads=[0, 1, 2, 3])])
+    trace = parts_of(trace, {access: [(0, 16 * PAGE)] for access in range(4)})
+    assert bounds.largest_op(trace).bytes == 4 * 30 * PAGE
+    assert replay_step(trace, "lru", LINK, bounds.min_budget(trace)).faults == 0
 
 
 @settings(max_examples=40)

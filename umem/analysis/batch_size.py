@@ -170,14 +170,15 @@ def largest_batch(
 
     Args:
         need: returns the bytes that a batch takes, which must not fall as the batch grows. Called
-            once per batch.
+            once per batch. A batch at which it raises PlanError does not fit, such as 1 under batch
+            normalization.
         budget: in bytes.
         batches: the two batches to start with.
         model: returns a model made from these two batches. None: the line through their totals is
             used; while these are equal, the larger batch is doubled.
 
     Raises:
-        PlanError: memory does not grow with the batch.
+        PlanError: memory does not grow with the batch, or `need` raises it at the first two.
     """
     least, most = sorted(batches)
     known = {least: need(least), most: need(most)}
@@ -198,11 +199,19 @@ def _verified(
     """Return the largest batch that fits, starting at `guess`; add measurements to `known`."""
     low = max((batch for batch, size in known.items() if size <= budget), default=0)
     high = min((batch for batch, size in known.items() if size > budget), default=MOST + 1)
-    tries, next_one = 0, False
+    tries, next_one, refused = 0, False, 0
     while high - low > (apart := 1 + low // _EXACT):
         guess = min(max(guess, low + apart), high - 1)
-        known[guess] = need(guess)
         tries += 1
+        try:
+            known[guess] = need(guess)
+        except PlanError:
+            if guess < min(known):  # more may run, and fit
+                refused = low = guess
+            else:
+                high = guess
+            guess, next_one = (low + high) // 2 if high <= MOST else 2 * low, False
+            continue
         if known[guess] <= budget:
             low, next_one = guess, not next_one
         else:
@@ -215,7 +224,7 @@ def _verified(
             guess = model.largest(int(budget - known[guess] + model.at(guess)))
         else:
             guess = _by_line(known, budget)
-    return low
+    return low if low > refused else 0
 
 
 def _by_line(known: dict[int, int], budget: int) -> int:

@@ -62,9 +62,11 @@ class Floor(NamedTuple):
 def largest_op(trace: StepTrace) -> Need:
     """Return the op whose tensors need the most bytes, in whole pages.
 
-    Each small tensor counts as one page, but all of them as at most the pages of small tensors.
+    A tensor of which an op uses a part counts with the pieces that the part is in. Each small
+    tensor counts as one page, but all of them as at most the pages of small tensors.
     """
-    need = trace.sum_of_ops(np.where(trace.large[trace.access_tensor], trace.used_bytes, 0))
+    pieces = trace.in_parts
+    need = pieces.sum_of_accesses(np.where(pieces.large, pieces.bytes, 0))
     pages = trace.sum_of_accesses(np.where(trace.large, 0, PAGE_BYTES))
     need += np.minimum(pages, trace.small_bytes)
     if not len(need):

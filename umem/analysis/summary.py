@@ -100,10 +100,12 @@ def hidden_from(step: StepTrace, device: DeviceProfile) -> int | None:
 def link_that_hides(step: StepTrace, device: DeviceProfile, budget: int) -> float | None:
     """Return the GB/s each way at which the floor at `budget` is compute alone.
 
-    None if more than 10 TB/s are needed.
+    None if more than 10 TB/s are needed, or 1 MB/s are enough: something else takes the time.
     """
-    low, high = 0.0, 1e4
+    low, high = 1e-3, 1e4
     if not _hides(step, with_link(device, high), budget):
+        return None
+    if _hides(step, with_link(device, low), budget):
         return None
     while high - low > 0.01 * high:
         middle = (low + high) / 2
@@ -147,7 +149,7 @@ def advice(
         told.append(f"half the batch needs about {half}")
     if slowdown is not None and slowdown > 1.01:
         link = link_that_hides(step, device, budget)
-        if link is not None and link * 1e3 > device.bytes_per_us_in:
+        if link is not None and link * 1e3 > min(device.bytes_per_us_in, device.bytes_per_us_out):
             told.append(f"a link of {link:.3g} GB/s each way, or more, could hide all transfers")
     return told
 

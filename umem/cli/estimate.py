@@ -181,7 +181,7 @@ def _of_program(args: argparse.Namespace, budget: int | None) -> estimate_text.E
         fit = batch_size.largest_batch(
             lambda size: chosen.at(size).found.total, budget, model=chosen.lines
         )
-        batch = batch or max(fit.batch, 1)
+        batch = batch or fit.batch or min(fit.needs)
     seen = chosen.at(batch or 1)
     return estimate_text.EstimateAnswer(
         args.program, None, batch, seen.peak, seen.found, budget, fit

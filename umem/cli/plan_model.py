@@ -290,20 +290,14 @@ class Sizes:
     def largest(self, start: int) -> Fit:
         """Find the largest size that fits, from steps of `start` and twice that; see `Fit`."""
         from ..analysis import batch_size
-        from ..trace.schema import MAX_LIVE_BYTES
 
         first = max(start, 2)  # 1 would squeeze dimensions away
-        sizes = (first, 2 * first)
-
-        def need(size: int) -> int:
-            try:
-                return self.at(size).found.total
-            except PlanError:  # such as batch normalization, which refuses a batch of 1
-                if size in sizes:
-                    raise
-                return MAX_LIVE_BYTES
-
-        return batch_size.largest_batch(need, self._budget, batches=sizes, model=self._lines)
+        return batch_size.largest_batch(
+            lambda size: self.at(size).found.total,
+            self._budget,
+            batches=(first, 2 * first),
+            model=self._lines,
+        )
 
     def _lines(self, first: int, second: int) -> TensorLines | None:
         from ..analysis.batch_size import Sized, tensor_lines

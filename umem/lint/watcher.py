@@ -43,7 +43,7 @@ class Held:
     block: BlockId
     bytes: int
     kind: str  # dtype and shape
-    place: tuple[int, ...]  # offset and strides in its block
+    place: tuple[Any, ...]  # offset and strides in its block
     buffer: bool
     trainable: bool
 

@@ -652,7 +652,9 @@ def raised_note(result: Result) -> str:
     """Explain why the budget is not the requested one; empty if it is."""
     if result.raised_from is None:
         return ""
+    least = result.budget == FLOOR_PAGES * PAGE_BYTES
     return (
         f"a budget of {format_bytes(result.raised_from)} was raised to "
-        f"{format_bytes(result.budget)}: 1.05 times what the step's largest op needs at once"
+        f"{format_bytes(result.budget)}: "
+        + ("the minimum" if least else "1.05 times what the step's largest op needs at once")
     )

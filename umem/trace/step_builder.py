@@ -12,8 +12,9 @@ import numpy as np
 
 from ..errors import TraceError
 from .event_columns import EventColumns, EventRows
+from .ids import BlockId
 from .reader import read
-from .schema import Event, Step
+from .schema import Alloc, Event, Op, Step
 from .step_columns import StepColumns
 from .step_part import Part
 from .step_trace import StepTrace
@@ -23,11 +24,21 @@ def last_step(events: Iterable[Event]) -> StepTrace:
     """Return the last complete step of a trace's events.
 
     Raises:
-        TraceError: the events are not a valid trace, or the step has no op that accesses memory.
+        TraceError: the events are not a valid trace, the step has no op that accesses memory, or
+            ops use blocks of several devices.
     """
-    builder = StepBuilder()
+    builder, device, used = StepBuilder(), dict[BlockId, int](), set[int]()
     for event in events:
+        if isinstance(event, Alloc):
+            device[event.id] = event.device
+        elif isinstance(event, Op):
+            used.update(device.get(block, 0) for block in (*event.reads, *event.writes))
         builder.add(event)
+    if len(used) > 1:
+        raise TraceError(
+            f"a trace of devices {', '.join(map(str, sorted(used)))}; allowed: one device's "
+            "(umem.simulation.replay.load_devices splits them)"
+        )
     return builder.step()
 
 
@@ -35,12 +46,13 @@ def read_step(path: str | os.PathLike[str]) -> StepTrace:
     """Return the last complete step of a trace file.
 
     Raises:
-        TraceError: the file is not a valid trace, or the step has no op that accesses memory.
+        TraceError: as `last_step`, and the file is not a valid trace.
     """
     try:
         return last_step(read(path)[1])
     except TraceError as error:
-        raise TraceError(f"{path}: {error}") from None
+        text = str(error)  # of a line, it has the file's name
+        raise TraceError(text if text.startswith(f"{path}:") else f"{path}: {text}") from None
 
 
 class StepBuilder:
@@ -62,7 +74,7 @@ class StepBuilder:
     @property
     def steps(self) -> int:
         """Number of complete steps; 1 for a trace that does not mark any."""
-        return self._steps or int(self._present().has_ops)
+        return self._steps or int(self._present().has_ops and not self._now.number)
 
     @property
     def peak_bytes(self) -> int:
@@ -136,7 +148,11 @@ class StepBuilder:
         return self._now
 
     def _part(self, index: int) -> Part:
-        parts = [*self._done] or [self._present()]
+        parts = [*self._done]
+        if not parts:
+            if self._now.number:
+                raise TraceError("no step with an op has ended: the last event of one is `step`")
+            parts = [self._present()]
         if not -len(parts) <= index < 0:
             raise TraceError(f"step {index} is not kept; kept: -{len(parts)} to -1")
         return parts[index]

@@ -61,7 +61,9 @@ class Blocks:
         return np.where(found, self._order[place], -1)
 
     def _check(self, events: EventColumns, frees: Ints, freed: Ints) -> None:
-        lost = frees[(freed < 0) | (self.freed[freed] != frees)]
+        known = freed >= 0
+        known[known] = self.freed[freed[known]] == frees[known]
+        lost = frees[~known]
         # Two blocks with the same id, the second allocated while the first is live.
         again = self._order[1:][np.diff(self._keys // max(self._rows, 1)) == 0]
         before = self._order[:-1][np.diff(self._keys // max(self._rows, 1)) == 0]

@@ -376,25 +376,9 @@ class StepTrace:
 
     def sum_of_accesses(self, amount: Ints) -> Ints:
         """Sum `amount` [m] over the tensors that each op accesses: [n]."""
-        return self.sum_of_ops(amount[self.access_tensor])
-
-    def sum_of_ops(self, amount: Ints) -> Ints:
-        """Sum `amount` [k] over the accesses of each op: [n]."""
         total = np.zeros(self.n_ops, np.int64)
-        np.add.at(total, self.access_op, amount)
+        np.add.at(total, self.access_op, amount[self.access_tensor])
         return total
-
-    @_column
-    def used_bytes(self) -> Ints:
-        """[k] Bytes that each access uses: those of its tensor, or of its part of that."""
-        used = self.bytes[self.access_tensor]
-        if self.access_part is None or self.parts is None:
-            return used
-        for a in np.flatnonzero(self.access_part >= 0).tolist():
-            begin, end = self.parts.of(int(self.access_part[a]))
-            most = self.bytes[self.access_tensor[a]]
-            used[a] = (np.minimum(end, most) - np.minimum(begin, most)).sum()
-        return used
 
 
 def _cut(updates: HostUpdates, base: Ints, size: Ints) -> HostUpdates:
