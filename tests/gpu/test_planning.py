@@ -55,7 +55,7 @@ def test_each_step_that_follows_a_plan_moves_less_than_lru(program: Program, bac
         TRAINING
         + f"""
 def moved(policy, steps):
-    enable(budget="96MiB", policy=policy, backing={backing!r})
+    enable(budget="48MiB", policy=policy, backing={backing!r})
     step = training("cuda", count=24, rows=1024)
     seen = [0]
     for _ in range(steps):
