@@ -43,9 +43,16 @@ def saved_hooks(pack: Hook, unpack: Hook) -> Iterator[None]:
         _autograd._push_saved_tensors_default_hooks(*ours)
         yield
     finally:
-        if _top() == ours:
-            _autograd._pop_saved_tensors_default_hooks()
-        _replace(_active.discard, id(ours))
+        try:
+            _end(ours)
+        finally:
+            _end(ours)  # whatever an interrupt has left of the first
+
+
+def _end(ours: tuple[Hook, Hook]) -> None:
+    if _top() == ours:
+        _autograd._pop_saved_tensors_default_hooks()
+    _replace(_active.discard, id(ours))
 
 
 @contextlib.contextmanager
