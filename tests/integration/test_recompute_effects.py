@@ -624,7 +624,7 @@ def test_an_exception_of_a_signal_handler_goes_on_and_leaves_nothing(nightly: bo
     lines = step()
     raised = 0
     for limit in range(1, lines + 1, 1 if nightly else lines // 150):  # noqa: B007
-        # What cleanup that was interrupted leaves to the thread, such as a level of vmap, ends so.
+        # A thread takes along whatever interrupted cleanup leaves to it, such as a level of vmap.
         with ThreadPoolExecutor(1) as thread:
             raised += thread.submit(raises).result()
     assert saved_hooks._active == set()

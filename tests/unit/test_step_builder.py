@@ -401,7 +401,7 @@ def test_events_that_cannot_be_are_refused(events: list[Event], reason: str) -> 
 
 @pytest.mark.parametrize("last", [[], [Op("x", (1,), ())]])
 def test_events_after_the_last_step_are_no_step(last: list[Event]) -> None:
-    """Of a program that was killed in its first step."""
+    """A program may be killed in its first step."""
     builder = StepBuilder()
     for event in [Alloc(1, PAGE), Step(), *last]:
         builder.add(event)
