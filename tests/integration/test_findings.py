@@ -127,6 +127,18 @@ def test_buffers_that_a_step_writes_are_no_duplicates() -> None:
     assert report.constants == {}
 
 
+def test_buffers_that_are_filled_in_place_are_duplicates() -> None:
+    def edit(net: Any) -> None:
+        for part in net:
+            part.register_buffer("filled", torch.full((WIDTH, WIDTH), -1.0).triu_(1))
+
+    def loss(model: Any, batch: Any) -> Any:
+        return sum(part(batch[0]).sum() + part.filled.sum() for part in model)
+
+    found = _of("duplicate", findings.lint(_make(edit=edit, loss=loss)))
+    assert ("0.filled", "1.filled", "2.filled") in [finding.modules for finding in found]
+
+
 def test_other_views_of_equal_buffers_stay_as_they_are() -> None:
     class Rotating(nn.Module):
         def __init__(self) -> None:

@@ -573,8 +573,11 @@ def without_signals(code: CodeType) -> set[int]:
     return {
         word.offset
         for i, word in enumerate(words)
-        if word.opname == "NOP"
-        or [(each.opname, each.argval) for each in words[i : i + 3]] == [("LOAD_CONST", None)] * 3
+        if word.opname in ("NOP", "SETUP_FINALLY")
+        or (
+            (word.opname, word.argval) == ("LOAD_CONST", None)
+            and {each.opname for each in words[i + 1 : i + 3]} in ({"LOAD_CONST"}, {"DUP_TOP"})
+        )
     }
 
 

@@ -170,15 +170,14 @@ def largest_batch(
 
     Args:
         need: returns the bytes that a batch takes, which must not fall as the batch grows. Called
-            once per batch. A batch at which it raises PlanError does not fit, such as 1 under batch
-            normalization.
+            once per batch. It may raise PlanError for a batch of 1, as batch normalization does.
         budget: in bytes.
         batches: the two batches to start with.
         model: returns a model made from these two batches. None: the line through their totals is
             used; while these are equal, the larger batch is doubled.
 
     Raises:
-        PlanError: memory does not grow with the batch, or `need` raises it at the first two.
+        PlanError: memory does not grow with the batch, or `need` raises it above 1.
     """
     least, most = sorted(batches)
     known = {least: need(least), most: need(most)}
@@ -206,11 +205,10 @@ def _verified(
         try:
             known[guess] = need(guess)
         except PlanError:
-            if guess < min(known):  # more may run, and fit
-                refused = low = guess
-            else:
-                high = guess
-            guess, next_one = (low + high) // 2 if high <= MOST else 2 * low, False
+            if guess > 1:
+                raise
+            refused = low = 1  # more may run, and fit
+            guess = (low + high) // 2
             continue
         if known[guess] <= budget:
             low, next_one = guess, not next_one

@@ -290,14 +290,20 @@ class Sizes:
     def largest(self, start: int) -> Fit:
         """Find the largest size that fits, from steps of `start` and twice that; see `Fit`."""
         from ..analysis import batch_size
+        from ..trace.schema import MAX_LIVE_BYTES
 
         first = max(start, 2)  # 1 would squeeze dimensions away
-        return batch_size.largest_batch(
-            lambda size: self.at(size).found.total,
-            self._budget,
-            batches=(first, 2 * first),
-            model=self._lines,
-        )
+        sizes = (first, 2 * first)
+
+        def need(size: int) -> int:
+            try:
+                return self.at(size).found.total
+            except PlanError:
+                if size in (1, *sizes):
+                    raise
+                return MAX_LIVE_BYTES  # such as a sequence longer than the table of positions
+
+        return batch_size.largest_batch(need, self._budget, batches=sizes, model=self._lines)
 
     def _lines(self, first: int, second: int) -> TensorLines | None:
         from ..analysis.batch_size import Sized, tensor_lines

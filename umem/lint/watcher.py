@@ -184,9 +184,14 @@ class Watcher(Tracer):
         made = [t for t in op_semantics.strided([out]) if self.block(t) not in known]
         changed = [*op_semantics.strided(operator.written(args, named))]
         now, number = len(events) - 1, self._number()
-        updated = [*op_semantics.strided(operator.written_now(args, named))]
-        self.watched.updated.update(map(self.block, updated))
-        self.watched.values.note(func, (args, named), [*made, *updated], self.block, now)
+        statistics: list[torch.Tensor] = []
+        if operator.updates_statistics(args):
+            statistics += op_semantics.strided(
+                args[i] for i in operator.statistics if isinstance(i, int)
+            )
+        self.watched.updated.update(map(self.block, statistics))
+        wrote = [*made, *changed, *statistics]
+        self.watched.values.note(func, (args, named), wrote, self.block, now)
         self._ops += 1
         self.watched.ops_of[number] += 1
         if not made or changed or isinstance(out, (list, tuple)) or in_place(func) is None:

@@ -122,5 +122,5 @@ def _last_step(source: Path, events: Iterable[Event]) -> Iterator[Event]:
     for event in events:
         builder.add(event)
     if builder.steps == 0:
-        raise TraceError(f"{source}: no step: the trace has no op")
+        raise TraceError(f"{source}: no step: the trace has no op, or its last event is no `step`")
     return builder.events()
