@@ -48,6 +48,8 @@ def trace(
     steps: int = STEPS,
     recorder: Tracer | None = None,
     device: DeviceProfile | None = None,
+    *,
+    least: int = 0,
 ) -> Recording:
     """Run a script on fake tensors until its optimizers have stepped `steps` times.
 
@@ -56,6 +58,7 @@ def trace(
         steps: after which the script is stopped; `_Counter` says what one is.
         recorder: replaces the plain Tracer, to record more than memory.
         device: what the script is told about its GPU is that of this profile.
+        least: how many steps there have to be, also where optimizers do not step in turn.
 
     Raises:
         ConfigError: there is no such script.
@@ -68,7 +71,7 @@ def trace(
         stack.enter_context(_arguments(path, arguments))
         for owner, name, value in (*_loaders(tracer.mode), *cuda_calls.present()):
             stack.enter_context(replaced(owner, name, value))
-        counter = _Counter(tracer, steps)
+        counter = _Counter(tracer, steps, least)
         stack.enter_context(replaced(Optimizer, "__init__", counter.constructor()))
         stack.callback(register_optimizer_step_post_hook(counter.stepped).remove)
         with explained("the script"), contextlib.suppress(_Enough, SystemExit):
@@ -91,10 +94,11 @@ class _Counter:
     Args:
         tracer: records the script.
         steps: after which the script ends.
+        least: steps in any case; without it, one may be enough less.
     """
 
-    def __init__(self, tracer: Tracer, steps: int) -> None:
-        self._tracer, self.wanted = tracer, steps
+    def __init__(self, tracer: Tracer, steps: int, least: int) -> None:
+        self._tracer, self.wanted, self._least = tracer, steps, least
         self._made = weakref.WeakSet[Optimizer]()
         self._stepped: set[int] = set()  # ids, since the last end of a step
         self._in_turn = True
@@ -117,7 +121,7 @@ class _Counter:
         if self._in_turn and id(optimizer) in self._stepped:
             self._in_turn = False
             # This step has the one before in it. At least one without such follows.
-            self.wanted = max(self.wanted, self._tracer.recording.steps + 2)
+            self.wanted = max(self.wanted - 1, self._least, self._tracer.recording.steps + 2)
             self._tracer.remark(
                 "its optimizers do not step in turn: a step is what ends with a step of any of them"
             )

@@ -81,7 +81,7 @@ def lint_script(path: Path, arguments: list[str]) -> LintReport:
     """
     watcher = Watcher()
     with _followed():
-        script.trace(path, arguments, STEPS, watcher)
+        script.trace(path, arguments, STEPS, watcher, least=STEPS)
     return report(watcher.watched)
 
 
