@@ -45,8 +45,9 @@ def saved_hooks(pack: Hook, unpack: Hook) -> Iterator[None]:
     finally:
         try:
             _end(ours)
-        finally:
-            _end(ours)  # whatever an interrupt has left of the first
+        except BaseException:  # an interrupt, which has left some of it
+            _end(ours)
+            raise
 
 
 def _end(ours: tuple[Hook, Hook]) -> None:
