@@ -92,6 +92,9 @@ def test_what_cuda_core_is_refused(program: Program) -> None:
            lambda: mr.deallocate(0x1000, 4, stream=s))
     buffer = mr.allocate(4 * MIB, stream=s)
     address = int(buffer.handle)
+    raises(umem.NotSupportedError, "per-thread",
+           lambda: mr.deallocate(address, 4 * MIB, stream=cuda.core.PER_THREAD_DEFAULT_STREAM))
+    assert umem.stats().live_bytes == 8 * MIB  # it stays allocated
     buffer.close()
     buffer.close()
     raises(umem.StateError, "is freed already", lambda: mr.deallocate(address, 4, stream=s))

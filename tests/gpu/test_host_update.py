@@ -48,9 +48,17 @@ def train(device, make, **page):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
-@pytest.mark.parametrize(("release", "overlap"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("release", "overlap", "buffers"),
+    [
+        (False, False, "512MiB"),
+        (True, False, "512MiB"),
+        (False, True, "512MiB"),
+        (False, True, "6MiB"),  # some parameters return before the step does
+    ],
+)
 def test_the_bits_are_those_of_the_hosts_fused_kernel(
-    softcuda: Softcuda, program: Program, seed: int, release: bool, overlap: bool
+    softcuda: Softcuda, program: Program, seed: int, release: bool, overlap: bool, buffers: str
 ) -> None:
     del softcuda
     out, err = program(
@@ -58,7 +66,7 @@ def test_the_bits_are_those_of_the_hosts_fused_kernel(
         + f"""
 def adamw(p):
     return torch.optim.AdamW(p, lr=1e-2, fused=True)
-with enable("12MiB", policy="lru"):
+with enable("12MiB", policy="lru", optimizer_buffers="{buffers}"):
     plain, _, _ = train("cpu", adamw)
     got, where, back = train(
         "cuda", adamw, update="host", release_gradients={release}, overlap={overlap}
@@ -142,6 +150,68 @@ with enable("64MiB", policy="lru"):
     print(all(map(torch.equal, plain, got)), umem.stats().hook_errors)
 """,
         SOFTCUDA_SEED=str(seed),
+    )
+    assert out.strip() == "True 0", err
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_a_second_step_begins_with_the_values_of_the_first(
+    softcuda: Softcuda, program: Program, seed: int
+) -> None:
+    """No operator has used the parameters since."""
+    del softcuda
+    out, err = program(
+        """
+load.compute()
+from umem.offload.optimizer import host_update
+host_update.CHUNK_BYTES = 3 * MIB
+def values(device, **page):
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(MIB // 4).to(device)) for _ in range(4)]
+    optimizer = torch.optim.SGD(weights, lr=1.0, momentum=0.5, fused=True)
+    paged = umem.page_optimizer(optimizer, **page) if page else None
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    for _ in range(3):
+        optimizer.step()
+    found = [weight.detach().cpu() for weight in weights]
+    if paged:
+        paged.remove()
+    return found
+with enable("64MiB", policy="lru", optimizer_buffers="6MiB"):
+    plain = values("cpu")
+    got = values("cuda", update="host", overlap=True)
+    print(all(map(torch.equal, plain, got)), umem.stats().hook_errors)
+""",
+        SOFTCUDA_SEED=str(seed),
+    )
+    assert out.strip() == "True 0", err
+
+
+def test_memory_is_not_reused_before_its_parameter_returned(
+    softcuda: Softcuda, program: Program
+) -> None:
+    """A dropped optimizer's parameters return on another thread, for whoever still uses them."""
+    del softcuda
+    out, err = program(
+        """
+import gc, time
+load.compute()
+with enable("64MiB", policy="lru"), torch.cuda.stream(torch.cuda.Stream()):
+    weight = torch.nn.Parameter(torch.zeros(MIB, device="cuda"))
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
+    paged = umem.page_optimizer(optimizer, update="host", overlap=True)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    host = paged._host
+    del weight, optimizer, paged
+    gc.collect()
+    while host._flying:
+        time.sleep(0.01)
+    made = [torch.full((MIB,), 5.0, device="cuda") for _ in range(4)]
+    torch.cuda.synchronize()
+    print(all(bool((one == 5.0).all()) for one in made), umem.stats().hook_errors)
+"""
     )
     assert out.strip() == "True 0", err
 

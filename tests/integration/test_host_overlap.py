@@ -364,7 +364,11 @@ def test_all_arrive_before_umem_is_off_and_before_a_fork(held: threading.Event) 
     gc.collect()
 
 
-def test_no_more_waits_than_the_buffers_hold(held: threading.Event) -> None:
+@pytest.mark.parametrize("chunk", [LAYER, LAYER // 4])  # a layer takes more than the latter
+def test_no_more_waits_than_the_buffers_hold(
+    held: threading.Event, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(host_update, "CHUNK_BYTES", chunk)
     held.set()
     options: dict[str, Any] = {"budget": "96MiB", "device": "soft", "policy": "lru"}
     for buffers, waiting in (("512MiB", 4), ("24MiB", 3), ("1MiB", 2)):

@@ -409,6 +409,48 @@ def test_bad_input_is_refused() -> None:
         gc.collect()
 
 
+@pytest.mark.parametrize("masters", [False, True])
+def test_the_host_budget_is_for_the_states_of_all_optimizers(masters: bool) -> None:
+    dtype = torch.bfloat16 if masters else torch.float32
+    budget = "16MiB" if masters else "12MiB"
+    with umem.enable(budget="64MiB", device="soft", policy="lru", host_budget=budget):
+        nets = [Net().to(dtype) for _ in range(2)]
+        first, second = (torch.optim.Adam(n.parameters()) for n in nets)
+        paged = umem.page_optimizer(first, update="host", masters=masters)
+        for _ in range(2):  # before the states exist, and then
+            with pytest.raises(ConfigError, match=r"host budget of 1. MiB has (3\.9|4)"):
+                umem.page_optimizer(second, update="host", masters=masters)
+            for parameter in nets[0].parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            first.step()
+        paged.remove()
+        umem.page_optimizer(second, update="host", masters=masters).remove()
+        del nets, first, second, paged, parameter
+        gc.collect()
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_steps_go_on_while_umem_is_off(share: float) -> None:
+    def steps(optimizer: torch.optim.Optimizer, net: Net) -> None:
+        for parameter in net.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+    plain_net, net = Net(), Net()
+    net.load_state_dict(plain_net.state_dict())
+    plain = torch.optim.AdamW(plain_net.parameters(), fused=True)
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        paged = umem.page_optimizer(optimizer, update="host", share=share)
+        steps(optimizer, net)
+    for _ in range(2):
+        steps(optimizer, net)
+    for _ in range(3):
+        steps(plain, plain_net)
+    assert same(list(plain_net.parameters()), list(net.parameters()))
+    paged.remove()
+
+
 def test_a_forked_child_has_a_thread_of_its_own() -> None:
     from support import program
 

@@ -61,12 +61,12 @@ class MemoryResource(_Base):  # type: ignore[misc, unused-ignore]
             StateError: the address is not a live block of this resource.
         """
         del size
+        handle = stream_handle(stream)  # first: if it is refused, the block stays allocated
         block = self._blocks.pop(int(ptr), None)
         if block is None:
             raise StateError(
                 f"{int(ptr):#x} was not allocated by this memory resource, or is freed already"
             )
-        handle = stream_handle(stream)
         if handle != block.stream and stream is not None:
             core.record_stream(block.ptr, handle)
 

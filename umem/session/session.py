@@ -175,7 +175,6 @@ def disable() -> None:
         from ..integrations import blocks
 
         core.bring_awaited()  # while umem still sees all operators
-        blocks.EXTERNAL.remove()
         try:
             _border(session.attached.device, session.settings.allocator).detach()
         except RuntimeError as error:
@@ -186,6 +185,7 @@ def disable() -> None:
                 "mode, nor on another thread; call umem.disable() outside of it, on the thread of "
                 "umem.enable()"
             ) from error
+        blocks.EXTERNAL.remove()
         try:
             session.end()
         finally:  # an interrupt, or a handler that has turned umem off, leaves nothing half on

@@ -41,6 +41,11 @@ class Staging:
         self._used = 0
         self._events: list[torch.cuda.Event] = []
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its memory."""
+        return self._memory.nbytes
+
     def fits(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether tensors like these fit."""
         return self._used + padded_bytes(tensors) <= self._room

@@ -33,7 +33,7 @@ from .masters import Master
 from .parts import OfOptimizer, part_of, update
 
 CHUNK_BYTES = 32 << 20  # of gradients and parameters, per update
-_IN_FLIGHT = 2  # chunks: one is updated while another is copied
+_IN_FLIGHT = 2  # chunks, besides the one being filled: one is updated while another is copied
 _log = logging.getLogger("umem")
 _OF_KERNELS = ("grad_scale", "found_inf")  # set by GradScaler for fused kernels
 
@@ -81,8 +81,8 @@ class HostUpdate(OfOptimizer):
         self._with_masters = with_masters
         self._overlap = overlap
         settings = session.current_settings()
-        room = settings.optimizer_buffers if settings and overlap else 0
-        self._most = max(_IN_FLIGHT, room // CHUNK_BYTES)  # chunks, in addition to one being filled
+        # Bytes of chunks in flight beyond those two.
+        self._room = settings.optimizer_buffers if settings and overlap else 0
         self._lock = locks.reentrant()  # operators of any thread wait for their parameters
         self._works = False  # the thread that has the lock is inside of an operation
         self._left: Any = None  # event of the stream's work when parameters were left
@@ -160,6 +160,8 @@ class HostUpdate(OfOptimizer):
         # Fused kernels traverse memory in its order, which must be the same for all tensors.
         strides = layout_of(parameter)
         with torch.no_grad(), self._lane(parameter, out=True) as lane:
+            if (event := self._returned.get(_storage(parameter))) is not None:
+                lane.wait_event(event)  # its values of the last step, that no operator has used
             value = chunk.staging.take(parameter, strides)
             value.copy_(parameter.detach(), non_blocking=True)
             copied = chunk.staging.take(gradient, strides)
@@ -183,6 +185,7 @@ class HostUpdate(OfOptimizer):
         with self._working():
             self._submit()
             storages = {at for chunk in self._flying for at in chunk.storages.values()}
+            storages |= self._returned.keys()  # of chunks that had no room to wait
             if self._lanes is not None:
                 stream = torch.cuda.current_stream(self._lanes[0].device)
                 stream.wait_stream(self._lanes[0])  # the program may change gradients
@@ -276,7 +279,10 @@ class HostUpdate(OfOptimizer):
                     chunk.loan.end(write=False)
                 raise
         self._flying.append(chunk)
-        if len(self._flying) > self._most:
+        while (
+            len(self._flying) > _IN_FLIGHT
+            and sum(flying.staging.nbytes for flying in self._flying) > self._room
+        ):
             self._write_once(self._flying[0])
 
     def _begin(self, chunk: _Chunk) -> None:
@@ -387,6 +393,7 @@ class HostUpdate(OfOptimizer):
         with self._lane(target, out=False, stream=stream) as lane:
             target.copy_(value, non_blocking=True)
             if lane is not None:
+                target.record_stream(lane)  # the program may have replaced or dropped it
                 event = lane.record_event()
                 chunk.events.append(event)
                 self._returned[_storage(target)] = event

@@ -25,6 +25,7 @@ from ...session.host_share import host_updated
 from ...session.statistics import stats
 from . import arrivals, state_file
 from .host_update import HostUpdate, end_shared, refuse_capture
+from .masters import NAME as MASTER
 from .masters import added_bytes, in_checkpoint
 from .parts import OfOptimizer, is_per_parameter, overlapping, part_of, update
 from .release import Release, processes
@@ -623,15 +624,22 @@ def _check_room(
     optimizer: Optimizer, parameters: list[Tensor], share: float = 1.0, *, with_masters: bool
 ) -> None:
     what = f"umem.page_optimizer({type(optimizer).__name__}, update='host')"
-    states = States(optimizer)
-    each = [states.bytes_of(p) for p in parameters]
-    if with_masters:
-        each = [n + added_bytes(p, n) for p, n in zip(parameters, each, strict=True)]
-    needed = int(share * sum(each))
-    if (file := state_file.current()) is not None and file.works:
-        held = sum(t.nbytes for p in parameters for t in states.of(p) if file.holds(t))
-        needed -= int(share * held)
-        if needed > (left := file.room()):
+    file = state_file.current()
+    file = file if file is not None and file.works else None
+    needed = int(share * _on_host(optimizer, parameters, file, with_masters=with_masters))
+    these = {id(p) for p in parameters}  # if another optimizer updates them, that is refused
+    others = sum(
+        _on_host(
+            found,
+            [p for p in other._updated_on_host() if id(p) not in these],
+            file,
+            with_masters=other._how.masters,
+        )
+        for other in list(_hosts)
+        if (found := other._reference()) is not None and found is not optimizer
+    )
+    if file is not None:
+        if needed > (left := max(file.room() - others, 0)):
             raise ConfigError(
                 f"{what}: the states take about {format_bytes(needed)}, and there is space for "
                 f"{format_bytes(left)} in {plain(str(file.folder))}; allowed: a larger disk or "
@@ -639,10 +647,29 @@ def _check_room(
             )
         return
     now = stats()
-    room = now.host_budget_bytes - now.host_bytes
+    room = now.host_budget_bytes - now.host_bytes - others
     if now.host_budget_bytes and needed > room:
         raise ConfigError(
             f"{what}: the states take about {format_bytes(needed)} on the host, and the host "
             f"budget of {format_bytes(now.host_budget_bytes)} has {format_bytes(max(room, 0))} "
             "left; allowed: a larger host_budget, or a smaller share"
         )
+
+
+def _on_host(
+    optimizer: Optimizer,
+    parameters: list[Tensor],
+    file: state_file.StateFile | None,
+    *,
+    with_masters: bool,
+) -> int:
+    """Return the bytes of these parameters' states on the host, or still to come into the file."""
+    states = States(optimizer)
+    total = 0
+    for parameter in parameters:
+        total += (nbytes := states.bytes_of(parameter))
+        if with_masters and MASTER not in optimizer.state.get(parameter, {}):
+            total += added_bytes(parameter, nbytes)
+        if file is not None:
+            total -= sum(t.nbytes for t in states.of(parameter) if file.holds(t))
+    return total

@@ -49,8 +49,11 @@ class States(OfOptimizer):
     def bring(self, parameters: Iterable[Tensor]) -> None:
         """Fetch the state and the other tensors of the update, as far as they fit.
 
-        One call, so that no part evicts another. The rest is fetched on demand.
+        One call, so that no part evicts another. The rest is fetched on demand; all of it while
+        umem is off.
         """
+        if not session.is_enabled():
+            return
         wanted: list[Tensor] = []
         for parameter in parameters:
             wanted += self.of(parameter)
