@@ -22,9 +22,9 @@ from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from umem import cli  # noqa: E402
-from umem.base import device_profiles  # noqa: E402
+from umem.base import device_profiles, nodes  # noqa: E402
 from umem.capture import autocast, cuda_calls, program, script  # noqa: E402
-from umem.capture.gpu import gpu_of  # noqa: E402
+from umem.capture.gpu import Gpu, gpu_of  # noqa: E402
 from umem.capture.tracer import Tracer  # noqa: E402
 from umem.errors import PlanError  # noqa: E402
 
@@ -486,6 +486,16 @@ def test_an_own_profile_gives_its_name_and_memory() -> None:
         device_profiles.find("a100-pcie4"), name="mine", memory_bytes=12 << 30
     )
     assert gpu_of(own)[::3] == ("mine", 12 << 30)
+
+
+def test_another_link_and_a_node_have_the_same_gpu() -> None:
+    for name in device_profiles.names():
+        profile = device_profiles.find(name)
+        assert gpu_of(device_profiles.with_link(profile, 12)) == gpu_of(profile)
+    for name in nodes.NAMES:
+        node = nodes.find(name)
+        assert gpu_of(node.profile(node.devices)) == gpu_of(node.profile(1)) != Gpu()
+        assert gpu_of(node.device).name.startswith("NVIDIA ")
 
 
 def test_what_is_replaced_exists() -> None:

@@ -186,6 +186,9 @@ def test_lists_are_whole_for_plain_torch_and_in_parts_for_umem() -> None:
         (["timm.tiny_net", "--train", "full", "--batch", "0"], "--batch 0; allowed: 1 and more"),
         (["timm.tiny_net", "--train", "full", "--sequence", "9"], "takes no tokens"),
         (["timm.tiny_net", "--train", "full", "--precision", "bf61"], "did you mean bf16?"),
+        (["timm.tiny_net", "--train", "full", "--lora-rank", "4"], "needs --train lora or qlora"),
+        (["timm.tiny_net", "--train", "none", "--checkpointing"], "needs --train full or lora or"),
+        (["GPT2Config", "--train", "full", "--image", "64"], "takes no pictures"),
         (["timm.tiny_net", "--train", "full", "--torch-optimizer", "adam2"], "allowed: adamw"),
         (["timm.tiny_ned", "--train", "full"], "did you mean tiny_net?"),
         (["no_such_net", "--train", "full"], "is not a config.json, a folder with one, or a model"),
@@ -327,12 +330,21 @@ def test_a_longer_sequence_gets_more_positions(
     assert long["parameters"] == short["parameters"] + (short["max_sequence"] - 128) * 64
 
 
+def test_layers_for_adapters_are_known(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("peft")
+    words = [gpt2, "--train", "lora", "--policy", "lru", "--lora-target"]
+    assert cli.main(["plan", *words, "c_attn, c_pro"]) == 2
+    told = capsys.readouterr().err
+    assert "--lora-target 'c_pro': " in told
+    assert "did you mean c_proj?" in told
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, for calls that peft makes
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of peft, which sets an option itself
 @pytest.mark.parametrize("train", ["lora", pytest.param("qlora", marks=pytest.mark.nightly)])
 def test_adapters_of_peft(gpt2: str, train: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("peft")
-    words = ["--train", train, "--lora-rank", "4", "--lora-target", "c_attn", "--policy", "lru"]
+    words = ["--train", train, "--lora-rank", "4", "--lora-target", " c_attn", "--policy", "lru"]
     assert cli.main(["plan", gpt2, *words, "--budget", "8MiB", "--json"]) == 0
     found = schemas.read("plan", capsys.readouterr().out)["model"]
     assert found["trained"] == 4 * (64 + 3 * 64)

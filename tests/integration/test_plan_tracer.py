@@ -465,16 +465,20 @@ def test_entries(tmp_path: Path) -> None:
 SCRIPT = """
 import sys
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+def collate(rows):
+    return dict(zip("xy", default_collate(rows)))
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
 net = torch.compile(net.to(device))
-data = DataLoader(TensorDataset(torch.randn(256, 64), torch.randn(256, 1)), 32, shuffle=True,
-                  num_workers=2, pin_memory=True)
+data = DataLoader(TensorDataset(torch.randn(256, 64), torch.randn(256, 1)), 32, True, None, None,
+                  2, collate, True)
 optimizer = torch.optim.AdamW(net.parameters(), lr=float(sys.argv[1]))
 for epoch in range(100):
-    for x, y in data:
+    for batch in data:
+        x, y = batch["x"], batch["y"]
         loss = ((net(x.to(device)) - y.to(device)) ** 2).mean()
         optimizer.zero_grad()
         loss.backward()

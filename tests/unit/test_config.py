@@ -20,7 +20,7 @@ from umem.base import trust
 from umem.base.units import GIB, MIB
 from umem.config import options
 from umem.config import settings as config
-from umem.config.parsers import Budget, Device
+from umem.config.parsers import Budget, Device, Disk
 from umem.config.settings import Settings
 from umem.errors import ConfigError, NotSupportedError
 from umem.session.resolve import planning_policy, soft_budget
@@ -376,6 +376,29 @@ def test_environment_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         config.run_environment({})
 
 
+def test_relative_paths_of_a_run_are_of_the_folder_in_which_it_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def plan(trace, device, budget): ...\n")
+    typed = {"disk": "fast:2GiB", "trace": "t.jsonl", "policy": "mine.py:plan",
+             "top": "run/top", "torch_ext_cache": "cache"}  # fmt: skip
+    environment = config.run_environment(typed)
+    (tmp_path / "src").mkdir()
+    monkeypatch.chdir(tmp_path / "src")
+    loaded = config.load(environ=environment)
+    assert loaded.disk == Disk(tmp_path / "fast", 2 << 30)
+    assert loaded.trace == tmp_path / "t.jsonl"
+    assert loaded.policy == f"{tmp_path / 'mine.py'}:plan"
+    assert loaded.top == tmp_path / "run/top"
+    assert loaded.torch_ext_cache == tmp_path / "cache"
+    assert loaded.origins["trace"] == "--trace"
+    usual = {"disk": "off", "trace": "Off", "policy": "pack.mod:plan", "top": "on",
+             "torch_ext_cache": "~/x"}  # fmt: skip
+    environment = config.run_environment(usual)
+    assert {name: environment[f"UMEM_{name.upper()}"] for name in usual} == usual
+
+
 def test_the_program_of_a_run_names_the_option_that_was_typed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def plan(trace, device, budget): ...\n")
     place = f"{tmp_path / 'mine.py'}:plam"
@@ -393,6 +416,15 @@ def test_the_table_the_settings_and_the_call_agree() -> None:
     assert len(options.BY_ENV) == len(options.OPTIONS) == len(options.BY_NAME)
     for option in options.OPTIONS:
         option.parse(option.default)
+
+
+def test_no_directory_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr("umem.base.paths.can_hold", lambda folder: False)
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    assert load(tmp_path, {}).torch_ext_cache == Path("~/.cache/umem").expanduser()
 
 
 def test_the_cache_follows_xdg(tmp_path: Path) -> None:

@@ -315,6 +315,16 @@ def test_without_torch_the_verdict_says_how_to_install_it(
     assert "torch is not installed; install it with `pip install" in verdict["because"]
 
 
+def test_a_disk_that_umem_refuses_is_no_yes(
+    machine_with: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    soft = {"device": "soft", "budget": "64MiB"}
+    assert machine_with(probe(), None, **soft, disk=str(tmp_path))["works"] is True
+    verdict = machine_with(probe(), None, **soft, disk=str(tmp_path / "absent"))
+    assert verdict["works"] is False
+    assert "No such file or directory; allowed: a folder on a disk" in verdict["because"]
+
+
 def test_a_host_budget_without_a_limit_has_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMEM_HOST_BUDGET", "unlimited")
     monkeypatch.setenv("UMEM_BUDGET", "64MiB")

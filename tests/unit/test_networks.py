@@ -160,22 +160,53 @@ def test_other_names_are_refused(name: str, told: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(_name: str) -> nn.Module:
+    def plain() -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
+    def with_backbone(*, weights: object = None, weights_backbone: object = "v1") -> nn.Module:
+        assert weights is weights_backbone is None, "these are downloaded"
+        return plain()
+
+    made = {"tiny_net": plain, "tiny_maps": with_backbone}
     library: Any = types.ModuleType("torchvision")
     library.__version__ = "0"
-    library.models = types.SimpleNamespace(list_models=lambda: ["tiny_net"], get_model=build)
+    library.models = types.SimpleNamespace(
+        list_models=lambda: list(made), get_model_builder=made.__getitem__
+    )
     monkeypatch.setitem(sys.modules, "torchvision", library)
 
 
 @pytest.mark.usefixtures("torchvision")
 def test_a_name_of_torchvision(tmp_path: Path) -> None:
-    source = networks.find("torchvision.tiny_net", tmp_path)
-    assert source.title == "tiny_net of torchvision 0"
-    assert step(source, networks.Shape(BATCH, image=32)).batch["x"].shape == (BATCH, 3, 32, 32)
+    for name in ("tiny_net", "tiny_maps"):
+        source = networks.find(f"torchvision.{name}", tmp_path)
+        assert source.title == f"{name} of torchvision 0"
+        assert step(source, networks.Shape(BATCH, image=32)).batch["x"].shape == (BATCH, 3, 32, 32)
     with pytest.raises(ConfigError, match="did you mean tiny_net"):
         networks.find("torchvision.tiny_ned", tmp_path)
+
+
+def test_what_a_library_raises_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in ({"hidden_size": "wide"}, {"vocab_size": "32000"}):
+        with pytest.raises(ConfigError, match=r"config\.json: transformers: .*Error: "):
+            described({"model_type": "llama", **TINY, **wrong}, tmp_path)
+
+    def no_defaults(*_: object) -> None:
+        raise ValueError("it has no defaults")
+
+    monkeypatch.setattr("transformers.GPT2Config.__init__", no_defaults)
+    with pytest.raises(ConfigError, match="GPT2Config of transformers with its defaults: ValueErr"):
+        networks.find("GPT2Config", tmp_path)
+
+    class Broken:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "torchvision":
+                raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(ConfigError, match=r"mean LlamaConfig.*nms does not exist; pip install"):
+        networks.find("LlamaConfg", tmp_path)
 
 
 def test_the_loss_is_made_of_scores_or_of_the_first_output() -> None:

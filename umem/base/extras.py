@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ..errors import NotSupportedError
+from ..errors import NotSupportedError, plain
 
 DEMO = "'.[demo]' in umem's source tree"  # the argument of pip for the demo's libraries
 _PACKAGES = {"sklearn": "scikit-learn", "IPython": "ipython"}  # by module, if the names differ
@@ -20,7 +20,7 @@ def load(module: str, purpose: str, install: str) -> Any:
         install: the argument of `pip install`.
 
     Raises:
-        NotSupportedError: the library, or one that it needs, is not installed.
+        NotSupportedError: the library, or one that it needs, is not installed, or its import fails.
     """
     try:
         return importlib.import_module(module)
@@ -29,4 +29,9 @@ def load(module: str, purpose: str, install: str) -> Any:
         missing = _PACKAGES.get(name, name)
         raise NotSupportedError(
             f"{purpose} needs {missing}, not installed here: pip install {install}"
+        ) from error
+    except Exception as error:  # such as an extension that was built for another torch
+        raise NotSupportedError(
+            f"{purpose} needs {module}, whose import fails here: {type(error).__name__}: "
+            f"{plain(str(error))}; pip install --upgrade {install}"
         ) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 import runpy
 import sys
@@ -159,9 +160,10 @@ def _loaders(mode: FakeTensorMode) -> list[tuple[Any, str, Any]]:
     init, begin, following = data.DataLoader.__init__, data.DataLoader.__iter__, _Iterator.__next__
 
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs.update(num_workers=0, persistent_workers=False, prefetch_factor=None)
-        kwargs.update(pin_memory=False, multiprocessing_context=None)
-        init(self, *args[:5], **kwargs)
+        given = inspect.signature(init).bind_partial(self, *args, **kwargs)
+        given.arguments.update(num_workers=0, persistent_workers=False, prefetch_factor=None)
+        given.arguments.update(pin_memory=False, multiprocessing_context=None)
+        init(*given.args, **given.kwargs)
 
     def iterate(self: Any) -> Any:
         with _disable_current_modes():

@@ -276,7 +276,7 @@ def _plain(name: str, value: object) -> object:
 
 def _verdict() -> Facts:
     from ..integrations.torch.version import torch_problem
-    from ..session.resolve import native_options
+    from ..session.resolve import check_disk, native_options
 
     extension: Facts = {}
     try:
@@ -289,6 +289,7 @@ def _verdict() -> Facts:
             # `import torch` would choose it as well.
             settings = dataclasses.replace(settings, device=Device("soft"))
         options = native_options(settings, threads=1)
+        check_disk(settings)
         if with_torch:
             extension = _extension_verdict(settings, options.device)
     except UmemError as error:

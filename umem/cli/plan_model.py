@@ -39,6 +39,12 @@ _CHOICES = {
     "lora_target": ("NAMES", "names of layers with LoRA, by commas (default: all-linear)"),
 }
 
+# Options that other values of --train have no use for.
+_ONLY = {
+    ("lora_rank", "lora_target"): ("lora", "qlora"),
+    ("checkpointing", "torch_optimizer"): ("full", "lora", "qlora"),
+}
+
 
 class Point(NamedTuple):
     """A step of some size, as torch's allocator would hold it."""
@@ -174,8 +180,8 @@ def check(args: argparse.Namespace) -> None:
     """Check the options of a model.
 
     Raises:
-        ConfigError: one is given without --train, --train without a model, or a count is not above
-            0.
+        ConfigError: one is given without --train, or for another --train; --train without a model;
+            or a count is not above 0.
     """
     names = (*_COUNTS, *_CHOICES, "checkpointing")
     given = [name for name in names if getattr(args, name) is not None]
@@ -185,6 +191,10 @@ def check(args: argparse.Namespace) -> None:
         return
     if args.program is None:
         raise ConfigError("--train needs a model, such as umem plan GPT2Config --train full")
+    for names, allowed in _ONLY.items():
+        for name in sorted(set(given) & set(names)):
+            if args.train not in allowed:
+                raise ConfigError(f"{_flag(name)} needs --train {' or '.join(allowed)}")
     for name in given:
         if name in _COUNTS and getattr(args, name) < 1:
             raise ConfigError(f"{_flag(name)} {getattr(args, name)}; allowed: 1 and more")
@@ -206,6 +216,8 @@ class PlannedModel:
         self.source: Source = networks.find(args.program, Path.cwd())
         if self.source.sequence is None and args.sequence is not None:
             raise ConfigError(f"--sequence: {self.source.title} takes no tokens")
+        if self.source.sequence is not None and args.image is not None:
+            raise ConfigError(f"--image: {self.source.title} takes no pictures")
         sequence = args.sequence or self.source.sequence
         self.shape: Shape = networks.Shape(args.batch or 1, sequence, args.image)
 
@@ -362,7 +374,7 @@ def _training(args: argparse.Namespace) -> Setup:
         "precision": args.precision,
         "optimizer": args.torch_optimizer,
         "rank": args.lora_rank,
-        "targets": args.lora_target and tuple(args.lora_target.split(",")),
+        "targets": args.lora_target and tuple(map(str.strip, args.lora_target.split(","))),
     }
     given = {name: value for name, value in given.items() if value is not None}
     return Setup(args.train, checkpointing=bool(args.checkpointing), **given)

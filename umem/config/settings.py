@@ -168,6 +168,8 @@ def given_arguments(args: argparse.Namespace) -> dict[str, str]:
 def run_environment(given: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that starts a program under umem with the options `given`.
 
+    Their relative paths are those of this folder, whatever folder the program works in later.
+
     Raises:
         NotSupportedError: the environment keeps torch from loading umem.
     """
@@ -176,12 +178,24 @@ def run_environment(given: Mapping[str, str]) -> dict[str, str]:
             "TORCH_DEVICE_BACKEND_AUTOLOAD keeps torch from loading umem; unset it, or call "
             "umem.enable() in the program"
         )
-    texts = {BY_NAME[name].env: text for name, text in given.items()}
+    texts = {BY_NAME[name].env: _placed(BY_NAME[name], text) for name, text in given.items()}
     typed = "\n".join(f"{name}={text}" for name, text in texts.items())
     inherited = {
         name: text for name, text in os.environ.items() if text.strip() or not _is_ours(name)
     }  # an empty variable of umem's is not set
     return {**_RUN_USUAL, **inherited, "UMEM": "1", **texts, _TYPED: typed}
+
+
+def _placed(option: Option, text: str) -> str:
+    """Return an option's text; if it is a relative path, from the root."""
+    match option.kind:
+        case "policy":
+            is_path = text.rpartition(":")[0].endswith(".py")
+        case "socket":
+            is_path = "/" in text
+        case kind:
+            is_path = kind in ("folder", "path", "file") and text.strip().lower() != "off"
+    return str(Path.cwd() / text) if is_path and not text.startswith("~") else text
 
 
 def child_environment() -> dict[str, str]:
@@ -222,8 +236,10 @@ def _default_cache(environ: Mapping[str, str], usual: str) -> str:
             return usual
     import tempfile
 
-    # Another user's directory is refused later.
-    return str(Path(tempfile.gettempdir()) / f"umem-cache-{os.getuid()}")
+    with contextlib.suppress(FileNotFoundError):  # no directory can be written; nor need it be
+        # Another user's directory is refused later.
+        return str(Path(tempfile.gettempdir()) / f"umem-cache-{os.getuid()}")
+    return usual
 
 
 def _from_environment(environ: Mapping[str, str]) -> _Layer:

@@ -7,11 +7,12 @@ downloaded: weights have no values on fake tensors.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,14 +22,14 @@ from torch import nn
 from torch.nn import functional
 
 from ...base import extras
-from ...errors import ConfigError, NotSupportedError, PlanError, did_you_mean
+from ...errors import ConfigError, NotSupportedError, PlanError, did_you_mean, plain
 
 LIBRARIES = ("transformers", "diffusers", "timm", "torchvision")
 SEQUENCE = 2048  # tokens per sample by default, if the model has so many positions
 IMAGE = 224  # pixels of a side, if the model does not say
 LATENT = 64  # the same for latents: those of 512 pixels
 # Keys of the number of positions, which a longer sequence raises.
-_POSITIONS = ("max_position_embeddings", "n_positions")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 # Heads of transformers in the order in which they are tried: some models have several.
 _HEADS = ("ForImageClassification", "ForSeq2SeqLM", "ForMaskedLM", "ForCausalLM", "")
 # Ends of the names of classes with a label for each token; others have one for each sample.
@@ -81,12 +82,15 @@ def find(text: str, directory: Path) -> Source:
             hint = did_you_mean(rest, _names(prefix))
             raise ConfigError(f"{text!r}: {prefix} has no such model{hint}")
         return found
-    installed, missing = [], []
+    installed, missing, broken = [], [], ""
     for library in LIBRARIES:
         try:
             found = _of_name(library, text)
-        except NotSupportedError:
-            missing.append(library)
+        except NotSupportedError as error:
+            if isinstance(error.__cause__, ModuleNotFoundError):
+                missing.append(library)
+            else:
+                broken += f"; {error}"
             continue
         if found is not None:
             return found
@@ -95,7 +99,7 @@ def find(text: str, directory: Path) -> Source:
     hint = did_you_mean(text, [name for library in installed for name in _names(library)])
     raise ConfigError(
         f"{text!r} is not a config.json, a folder with one, or a model of "
-        f"{' or '.join(installed) or 'an installed library'}{hint}{more}"
+        f"{' or '.join(installed) or 'an installed library'}{hint}{more}{broken}"
     )
 
 
@@ -117,7 +121,9 @@ def _of_file(path: Path) -> Source:
             library = _load("transformers")
             if kind not in library.CONFIG_MAPPING:
                 raise ConfigError(f"{path}: transformers {library.__version__} has no {kind!r}")
-            return _transformers(library, library.CONFIG_MAPPING[kind].from_dict(config))
+            with _explained(f"{path}: transformers"):
+                made = library.CONFIG_MAPPING[kind].from_dict(config)
+            return _transformers(library, made)
     raise ConfigError(
         f"{path} describes no model; allowed: a file with model_type (transformers), _class_name "
         "(diffusers) or architecture (timm)"
@@ -130,16 +136,28 @@ def _of_name(library: str, name: str) -> Source | None:
         return _timm(module, name) if module.is_model(name) else None
     if library == "torchvision":
         return _torchvision(module, name) if name in module.models.list_models() else None
-    kind = getattr(module, name, None) if name in dir(module) else None
+    with _explained(f"{name} of {library}"):
+        kind = getattr(module, name, None) if name in dir(module) else None
     if not isinstance(kind, type):
         return None
     if library == "diffusers":
         return _diffusers(module, kind, {}) if issubclass(kind, nn.Module) else None
-    if issubclass(kind, module.PreTrainedConfig):
-        return _transformers(module, kind())
-    if issubclass(kind, module.PreTrainedModel) and getattr(kind, "config_class", None):
-        return _transformers(module, kind.config_class(), kind)  # type: ignore[attr-defined]
-    return None
+    is_config = issubclass(kind, module.PretrainedConfig)
+    config = kind if is_config else getattr(kind, "config_class", None)
+    if config is None or not (is_config or issubclass(kind, module.PreTrainedModel)):
+        return None
+    with _explained(f"{name} of transformers with its defaults"):
+        made = config()
+    return _transformers(module, made, None if is_config else kind)
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn a library's exception into ConfigError."""
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(f"{what}: {type(error).__name__}: {plain(str(error))}") from error
 
 
 def _load(library: str) -> Any:
@@ -298,9 +316,13 @@ def _timm(library: Any, name: str, config: Mapping[str, Any] | None = None) -> S
 
 
 def _torchvision(library: Any, name: str) -> Source:
+    make = library.models.get_model_builder(name)
+    backbone = "weights_backbone"  # would be downloaded
+    options = {backbone: None} if backbone in inspect.signature(make).parameters else {}
+
     def build(shape: Shape) -> Network:
         side = shape.image or IMAGE
-        return _pictures(library.models.get_model(name), shape.batch, (3, side, side))
+        return _pictures(make(**options), shape.batch, (3, side, side))
 
     return Source(f"{name} of torchvision {library.__version__}", build)
 

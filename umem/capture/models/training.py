@@ -184,6 +184,14 @@ def _with_adapters(model: nn.Module, how: Setup) -> Any:
     """Freeze the model and give it LoRA's matrices; in `qlora` its other weights have 4 bits."""
     layers = _linear(model)
     wanted = layers if how.targets == (ALL_LINEAR,) else list(how.targets)
+    names = [name for name, _ in model.named_modules()]
+    for target in wanted:  # peft refuses only if it finds none of them
+        if not any(name == target or name.endswith(f".{target}") for name in names):
+            known = sorted({name.rpartition(".")[2] for name in layers})
+            raise ConfigError(
+                f"--lora-target {target!r}: {type(model).__name__} has no layer of that name"
+                f"{did_you_mean(target, known)}; allowed: {ALL_LINEAR}, {', '.join(known)}"
+            )
     if how.train == "qlora":
         for name in layers:
             quantize(model, name)
