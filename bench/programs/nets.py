@@ -20,11 +20,14 @@ class Program(NamedTuple):
     first: int = 8  # steps before those that count: recorded, tried and planned
 
 
-def _train(model: Any, loss_of: Callable[[int], Any], *, accumulate: int = 1) -> Step:
+def train(
+    model: Any, loss_of: Callable[[int], Any], *, accumulate: int = 1, optimizer: Any = None
+) -> Step:
+    """Return a step of training, by AdamW unless `optimizer` is another one."""
     import torch
 
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-3)
+    optimizer = optimizer or torch.optim.AdamW(trained, lr=1e-3)
 
     def step(number: int) -> Any:
         optimizer.zero_grad()
@@ -37,32 +40,33 @@ def _train(model: Any, loss_of: Callable[[int], Any], *, accumulate: int = 1) ->
     return step
 
 
-def _images(model: Any, batch: int, size: int, pick: Callable[[Any], Any] = lambda x: x) -> Step:
+def images(model: Any, batch: int, size: int) -> Step:
+    """Return a step that trains a classifier of images."""
     import torch
 
     x, y = torch.randn(batch, 3, size, size), torch.randint(0, 10, (batch,))
-    return _train(model, lambda _: torch.nn.functional.cross_entropy(pick(model(x)), y))
+    return train(model, lambda _: torch.nn.functional.cross_entropy(model(x), y))
 
 
 def resnet18() -> Step:
     """Train ResNet-18: convolutions and batch norm."""
     import timm
 
-    return _images(timm.create_model("resnet18", num_classes=10), 8, 64)
+    return images(timm.create_model("resnet18", num_classes=10), 8, 64)
 
 
 def convnext() -> Step:
     """Train ConvNeXt: hundreds of small tensors."""
     import timm
 
-    return _images(timm.create_model("convnext_atto", num_classes=10), 4, 96)
+    return images(timm.create_model("convnext_atto", num_classes=10), 4, 96)
 
 
 def mobilenet() -> Step:
     """Train MobileNet: nearly all of its tensors are small."""
     import timm
 
-    return _images(timm.create_model("mobilenetv3_small_100", num_classes=10), 16, 96)
+    return images(timm.create_model("mobilenetv3_small_100", num_classes=10), 16, 96)
 
 
 def lraspp() -> Step:
@@ -72,7 +76,7 @@ def lraspp() -> Step:
 
     model = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=10)
     x, y = torch.randn(2, 3, 128, 128), torch.randint(0, 10, (2, 128, 128))
-    return _train(model, lambda _: torch.nn.functional.cross_entropy(model(x)["out"], y))
+    return train(model, lambda _: torch.nn.functional.cross_entropy(model(x)["out"], y))
 
 
 def autocast() -> Step:
@@ -87,7 +91,7 @@ def autocast() -> Step:
         with torch.autocast("cpu", torch.bfloat16):
             return torch.nn.functional.cross_entropy(model(x).float(), y)
 
-    return _train(model, loss)
+    return train(model, loss)
 
 
 def unet() -> Step:
@@ -102,7 +106,7 @@ def unet() -> Step:
         up_block_types=("UpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
     )  # fmt: skip
     x, t = torch.randn(4, 3, 32, 32), torch.arange(4)
-    return _train(model, lambda _: (model(x, t).sample - x).square().mean())
+    return train(model, lambda _: (model(x, t).sample - x).square().mean())
 
 
 def gpt2() -> Step:
@@ -114,7 +118,7 @@ def gpt2() -> Step:
         GPT2Config(vocab_size=8192, n_positions=128, n_embd=256, n_layer=4, n_head=4)
     )
     text = torch.randint(0, 8192, (4, 128))
-    return _train(model, lambda _: model(text, labels=text).loss)
+    return train(model, lambda _: model(text, labels=text).loss)
 
 
 def _llama(layers: int = 4) -> Any:
@@ -134,7 +138,7 @@ def llama_accumulation() -> Step:
 
     model = _llama()
     text = torch.randint(0, 8192, (2, 64))
-    return _train(model, lambda _: model(text, labels=text).loss, accumulate=4)
+    return train(model, lambda _: model(text, labels=text).loss, accumulate=4)
 
 
 def lora() -> Step:
@@ -147,7 +151,7 @@ def lora() -> Step:
     base.enable_input_require_grads()
     model = get_peft_model(base, LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
     text = torch.randint(0, 8192, (4, 64))
-    return _train(model, lambda _: model(input_ids=text, labels=text).loss)
+    return train(model, lambda _: model(input_ids=text, labels=text).loss)
 
 
 def _bert_config(hidden: int, layers: int) -> Any:
@@ -166,7 +170,7 @@ def bert_buckets() -> Step:
 
     model = BertForMaskedLM(_bert_config(256, layers=4))
     texts = [torch.randint(0, 8192, (8, length)) for length in (32, 48, 64)]
-    return _train(model, lambda i: model(texts[i % 3], labels=texts[i % 3]).loss)
+    return train(model, lambda i: model(texts[i % 3], labels=texts[i % 3]).loss)
 
 
 def sentence() -> Step:
@@ -181,7 +185,7 @@ def sentence() -> Step:
         a, b = (model(text).last_hidden_state.mean(1) for text in (one, two))
         return torch.nn.functional.cross_entropy(a @ b.T, torch.arange(16))
 
-    return _train(model, loss)
+    return train(model, loss)
 
 
 def conformer() -> Step:
@@ -199,7 +203,7 @@ def conformer() -> Step:
         )
     )  # fmt: skip
     sound, text = torch.randn(4, 8000), torch.randint(1, 32, (4, 12))
-    return _train(model, lambda _: model(sound, labels=text).loss)
+    return train(model, lambda _: model(sound, labels=text).loss)
 
 
 def lstm() -> Step:
@@ -208,7 +212,7 @@ def lstm() -> Step:
 
     net = torch.nn.LSTM(128, 256, 2, batch_first=True)
     x = torch.randn(32, 64, 128)
-    return _train(net, lambda _: net(x)[0].square().mean())
+    return train(net, lambda _: net(x)[0].square().mean())
 
 
 def vmap_grad() -> Step:
@@ -245,7 +249,7 @@ def generate() -> Step:
     return step
 
 
-PROGRAMS = {
+NETS = {
     "resnet18": Program(resnet18, ("timm",)),
     "convnext": Program(convnext, ("timm",)),
     "mobilenet": Program(mobilenet, ("timm",)),
