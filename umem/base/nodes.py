@@ -125,7 +125,7 @@ def _h100() -> Node:
     device = dataclasses.replace(
         h200,
         name="h100-pcie5",
-        memory_bytes=80 * 10**9,
+        memory_bytes=79 << 30,  # as the driver reports it
         compute=dataclasses.replace(h200.compute, bytes_per_us=3350e3, source=source),
         source="nominal, H100 SXM data sheet; link and faults as h200-pcie5",
     )
