@@ -262,6 +262,18 @@ def test_an_optimizer_made_before_a_move_updates_the_moved_parameters(move: str)
     assert all(held)  # whoever has the parameter has the moved one
 
 
+@pytest.mark.parametrize("back", [lambda net: net.cpu(), lambda net: net.to("cpu")])
+def test_a_module_that_moves_back_leaves_the_device(back: Callable[[nn.Module], object]) -> None:
+    def make() -> Any:
+        net = nn.Linear(256, 256, bias=False).cuda()
+        back(net)
+        x = torch.ones(8, 8, device="cuda")
+        return net, lambda: (net, x * 2)
+
+    (weight,) = (b for b in program.trace(make).blocks.values() if b.bytes == 256 * 256 * 4)
+    assert weight.on_host
+
+
 def test_deferred_weights_are_made_where_they_are_needed() -> None:
     def make() -> Any:
         with torch.device("meta"):

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.optim import optimizer as optimizers  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -549,6 +550,190 @@ def test_products_of_experts_are_counted() -> None:
     found = flops.flops_of(torch.ops.aten._grouped_mm.default, turned, {}, torch.zeros(16, 96))
     assert found == 2 * 96 * 32 * 16
     assert core.family_of("aten::_grouped_mm") == "linear"
+
+
+LOOP = """
+import numpy
+import sys
+import torch
+from torch.utils.data import DataLoader, Dataset, random_split
+
+class Digits(Dataset):
+    def __init__(self):
+        self.images, self.targets = torch.randn(512, 64), torch.arange(512) % 10
+
+    def __len__(self):
+        return 512
+
+    def __getitem__(self, index):
+        return self.images[index], int(self.targets[index])
+
+def main(rank, path):
+    net = torch.nn.Linear(64, 10)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    train, _ = random_split(Digits(), [256, 256])
+    losses = []
+    for x, y in DataLoader(train, 32, num_workers=2, timeout=60):
+        loss = torch.nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+        print(f"rank {rank}: {loss:.4f}, mean {numpy.mean(losses):.4f}")
+        torch.save(net.state_dict(), path)
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(main, (sys.argv[1],), nprocs=torch.cuda.device_count())
+"""
+
+
+def test_a_script_may_print_save_and_spawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It prints zeros, saves nothing, and is the only process."""
+    best = tmp_path / "best.pt"
+    best.write_bytes(b"of another day")
+    (tmp_path / "train.py").write_text(LOOP)
+    recording = script.trace(tmp_path / "train.py", [str(best)])
+    assert recording.steps == 3
+    assert best.read_bytes() == b"of another day"
+    assert any("torch.save wrote nothing" in remark for remark in recording.remarks)
+    assert "rank 0: 0.0000, mean 0.0000\n" in capsys.readouterr().out
+
+
+def test_a_step_that_formats_a_number_reads_data() -> None:
+    def make() -> Any:
+        x = torch.ones(4)
+        return lambda: f"{x} {x.sum():.3f}"
+
+    with pytest.raises(PlanError, match=r"format needs the data|format\(\)"):
+        program.trace(make)
+
+
+def test_a_script_that_exits_says_how(tmp_path: Path) -> None:
+    path = tmp_path / "exits.py"
+    path.write_text("import sys\nsys.exit('no data in /data')\n")
+    with pytest.raises(PlanError, match="exited with 'no data in /data' after 0 steps"):
+        script.trace(path, [])
+    path.write_text("import torch\ntorch.multiprocessing.spawn(print, nprocs=4)\n")
+    with pytest.raises(PlanError, match="spawns 4 processes"):
+        script.trace(path, [])
+
+
+def _flops(make: Callable[[], Any]) -> float:
+    return sum(cost.flops for _, cost in program.trace(make).last_step())
+
+
+def test_groups_of_a_convolution_divide_both_passes() -> None:
+    def net(groups: int) -> Callable[[], Any]:
+        def make() -> Any:
+            layer = nn.Conv2d(64, 64, 3, padding=1, groups=groups)
+            x = torch.randn(2, 64, 16, 16, requires_grad=True)
+            return layer, lambda: layer(x).sum().backward()
+
+        return make
+
+    forward = 2 * (2 * 16 * 16) * 64 * 64 * 9
+    assert _flops(net(1)) == 3 * forward
+    assert _flops(net(64)) == 3 * forward / 64
+
+
+def test_inference_mode_has_the_operators_of_no_grad() -> None:
+    def net(mode: Callable[[], Any]) -> Callable[[], Any]:
+        def make() -> Any:
+            layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 14 * 14, 64))
+            x, q = torch.randn(2, 3, 16, 16), torch.randn(2, 4, 8, 16)
+
+            def step() -> None:
+                with mode():
+                    layers(x)
+                    nn.functional.scaled_dot_product_attention(q, q, q)
+
+            return layers, step
+
+        return make
+
+    names = [_step(program.trace(net(m))).op_names for m in (torch.no_grad, torch.inference_mode)]
+    assert names[0] == names[1]
+    assert _flops(net(torch.no_grad)) == _flops(net(torch.inference_mode)) > 5e5
+
+
+def test_a_bag_reads_its_rows_only() -> None:
+    def make() -> Any:
+        bag, rows = nn.EmbeddingBag(100_000, 64, mode="sum"), torch.zeros(32, 4, dtype=torch.long)
+        return bag, lambda: bag(rows)
+
+    (moved,) = (c.bytes for op, c in program.trace(make).last_step() if "bag" in op.name)
+    rows, out = 32 * 4 * 64 * 4, 32 * 64 * 4
+    assert rows + out < moved < 2 * rows
+
+
+@pytest.mark.parametrize("kernel", ["EFFICIENT_ATTENTION", "CUDNN_ATTENTION"])
+def test_attention_by_a_kernel_of_gpus_writes_no_scores(kernel: str) -> None:
+    def make() -> Any:
+        layer, q = nn.Linear(64, 64), torch.randn(2, 4, 128, 64)
+
+        def step() -> None:
+            with sdpa_kernel(getattr(SDPBackend, kernel)):
+                at = layer(q)
+                nn.functional.scaled_dot_product_attention(at, at, at).sum().backward()
+
+        return layer, step
+
+    before = torch.backends.cuda.flash_sdp_enabled()
+    scores = 2 * 4 * 128 * 128 * 4
+    assert scores not in _step(program.trace(make)).bytes
+    assert torch.backends.cuda.flash_sdp_enabled() == before
+
+
+def test_a_trained_bias_of_attention_has_its_gradient() -> None:
+    shape, scores = (1, 4, 128, 128), 3 * 4 * 128 * 128 * 4
+
+    def make() -> Any:
+        net = nn.Linear(16, 16)
+        net.bias_of_scores = nn.Parameter(torch.zeros(shape))
+        q = torch.randn(3, 4, 128, 16)
+
+        def step() -> None:
+            at = net(q)
+            mask = net.bias_of_scores.expand(3, -1, -1, -1)
+            nn.functional.scaled_dot_product_attention(at, at, at, mask).sum().backward()
+            assert net.bias_of_scores.grad is not None
+            net.zero_grad()
+
+        return net, step
+
+    step = _step(program.trace(make))
+    assert sum(int(size) == scores for size in step.bytes) == 1  # of the scores, for a moment
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_the_programs_precision_of_products_counts(
+    new: bool,
+) -> None:
+    """torch's older queries raise after the newer settings."""
+    tensors = [torch.zeros(2, 2)]
+
+    def found() -> list[str]:
+        return [flops.precision_of(family, tensors) for family in ("linear", "conv", "norm")]
+
+    assert found() == ["fp32", "tf32", "fp32"]
+    try:
+        if new:
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+            torch.backends.cudnn.conv.fp32_precision = "ieee"
+        else:
+            torch.set_float32_matmul_precision("high")
+            torch.backends.cudnn.allow_tf32 = False
+        assert found() == ["tf32", "fp32", "fp32"]
+    finally:
+        if new:
+            torch.backends.cuda.matmul.fp32_precision = "none"
+            torch.backends.cudnn.conv.fp32_precision = "tf32"
+        else:
+            torch.set_float32_matmul_precision("highest")
+            torch.backends.cudnn.allow_tf32 = True
+    assert found() == ["fp32", "tf32", "fp32"]
 
 
 def test_a_script_that_ends_early(tmp_path: Path) -> None:

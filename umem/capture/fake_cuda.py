@@ -35,8 +35,12 @@ _dropped: Any = torch.dropout
 _normed: Any = torch.rms_norm
 # A list's parts take an eighth of the budget in a session: here, of a quarter of the lists.
 _PARTS, _LEAST_PART = 32, 16 << 20
-# Functions that read data without an op; all others call one.
-_READERS: dict[Any, str] = {_Tensor.numpy: "numpy"}
+# Functions that read data without an op, or need a plain tensor; all others call one.
+_READERS: dict[Any, str] = {
+    _Tensor.numpy: "numpy()",
+    _Tensor.__array__: "__array__()",
+    _Tensor.__format__: "format()",
+}
 
 
 @contextlib.contextmanager
@@ -72,6 +76,8 @@ def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
         (torch._VF, "dropout", _dropout),
         (torch, "rms_norm", ways.rms_norm),
         (nn.Module, "_apply", module_moves.apply()),
+        (nn.Module, "to", _to_host_first(nn.Module.to)),
+        (torch, "save", ways.save),
         (nn.Module, "compile", lambda _self, *_args, **_kwargs: None),
         (torch, "compile", _uncompiled),
     ]
@@ -109,6 +115,18 @@ def _in_parts(groups: Groups) -> Groups:
     whole = sum(sum(list_parts.row_bytes(lists)) for lists, _ in groups.values())
     most = max(whole // _PARTS, _LEAST_PART)
     return list_parts.in_parts(groups, lambda _: most)
+
+
+def _to_host_first(move: Any) -> Callable[..., Any]:
+    """Return a `Module.to` for "cpu", of which torch makes the device of all tensors here."""
+
+    def to(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        place = kwargs.get("device", args[0] if args else None)
+        if isinstance(place, str) and not is_cuda(place):
+            module.cpu()
+        return move(module, *args, **kwargs)
+
+    return to
 
 
 def _uncompiled(model: Any = None, **_options: Any) -> Any:
@@ -188,11 +206,17 @@ class _LikeCuda(FunctionMode):
         for name, value in zip(("is_causal",), args[5:], strict=False):
             named[name] = value
         named["dropout_p"] = 0.0
-        if isinstance(named.get("attn_mask"), torch.Tensor):
-            named["attn_mask"] = named["attn_mask"].detach()
+        bias = named.get("attn_mask")
+        if isinstance(bias, torch.Tensor):
+            named["attn_mask"] = bias.detach()
+            if bias.requires_grad and torch.is_grad_enabled():
+                query, key = named["query"], named["key"]
+                scores = (*query.shape[:-1], key.shape[-2])
+                named["query"] = _biased(query, bias, scores)
         events = self._scope.tracer.recording.events
         begin = len(events)
-        out: _Tensor = _attention(**named)
+        with _one_kernel():
+            out: _Tensor = _attention(**named)
         ops = (event for event in events[begin:] if isinstance(event, Op))
         if not any("attention" in op.name for op in ops):
             self._scope.tracer.remark(
@@ -200,6 +224,10 @@ class _LikeCuda(FunctionMode):
                 "for these shapes that does not"
             )
         return out
+
+    def save(self, *_args: object, **_kwargs: object) -> None:
+        """Write nothing: a checkpoint would have no data, in the place of one that has."""
+        self._scope.tracer.remark("torch.save wrote nothing: the tensors of a plan have no data")
 
     def rms_norm(self, *args: Any, **kwargs: Any) -> _Tensor:
         """Run the separate ops: a GPU has one kernel for them, which fake tensors lack."""
@@ -211,14 +239,43 @@ class _LikeCuda(FunctionMode):
 
     def _reader(self, reader: Callable[..., Any], name: str) -> Callable[..., Any]:
         def read(tensor: _Tensor, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(tensor, FakeTensor):
+            if isinstance(tensor, FakeTensor) and args != ("",):  # that is `str`, of any tensor
                 if not self._scope.tracer.constants:
-                    raise source_lines.reads_data(f"tensor.{name}()")
+                    raise source_lines.reads_data(f"tensor.{name}")
                 with _disable_current_modes():
                     return reader(torch.zeros(tensor.shape, dtype=tensor.dtype), *args, **kwargs)
             return reader(tensor, *args, **kwargs)
 
         return read
+
+
+@contextlib.contextmanager
+def _one_kernel() -> Iterator[None]:
+    """Let the CPU's only fused kernel stand for those of a GPU that the program allows."""
+    cuda = torch.backends.cuda
+    before = cuda.flash_sdp_enabled()
+    cuda.enable_flash_sdp(before or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled())
+    try:
+        yield
+    finally:
+        cuda.enable_flash_sdp(before)
+
+
+class _Biased(torch.autograd.Function):
+    """Gives a trained mask of attention its gradient, which a GPU writes for all scores."""
+
+    @staticmethod
+    def forward(ctx: Any, query: _Tensor, bias: _Tensor, scores: tuple[int, ...]) -> _Tensor:
+        ctx.bias, ctx.scores, ctx.dtype = bias.shape, scores, bias.dtype
+        return query.view_as(query)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: _Tensor) -> Any:
+        of_scores = grads[0].new_empty(ctx.scores, dtype=ctx.dtype)
+        return grads[0], of_scores.sum_to_size(ctx.bias), None
+
+
+_biased: Any = _Biased.apply
 
 
 def _dropout(input: _Tensor, p: float, train: bool) -> _Tensor:  # noqa: A002 - torch's names

@@ -19,6 +19,8 @@ _attention_backward: Any = flop_counter.sdpa_backward_flop_count
 
 # Ops that read some rows of a table, as many bytes as they write.
 _GATHERS = {"embedding", "index_select", "gather", "index", "take_along_dim"}
+# Ops that read the rows of a table that the second operand names.
+_BAGS = {"_embedding_bag", "_embedding_bag_forward_only"}
 # Ops that write some elements of a large tensor: the new values are read, and written to them.
 _SCATTERS = {"index_add_", "index_copy_", "scatter_", "scatter_add_", "index_put_", "index_fill_"}
 _PRODUCTS = {"conv", "linear", "attention"}
@@ -46,6 +48,10 @@ def bytes_of(name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Te
     read, written = [*map(_touched, reads)], sum(map(_touched, writes))
     if name in _GATHERS:
         return 2 * written
+    if name in _BAGS:
+        table, rows = reads[:2]
+        row = read[0] // len(table)
+        return int(rows.numel()) * row + sum(read[1:]) + written
     if name in _SCATTERS:
         return 2 * (sum(read) - max(read, default=0))
     return sum(read) + written
@@ -54,19 +60,20 @@ def bytes_of(name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Te
 def precision_of(family: str, tensors: Sequence[torch.Tensor]) -> str:
     """Return the peak of the device that applies to the op: half, tf32, fp32 or fp64.
 
-    As in torch, `torch.backends.cudnn.allow_tf32` (on by default) selects TF32 for convolutions,
-    and `torch.set_float32_matmul_precision` (off by default) for matrix products.
+    As in torch, `torch.backends.cudnn.conv.fp32_precision` (on by default) selects TF32 for
+    convolutions, and `torch.backends.cuda.matmul.fp32_precision` (off by default) for matrix
+    products, as do the older `allow_tf32` and `torch.set_float32_matmul_precision`.
     """
     dtype = next((t.dtype for t in tensors if t.dtype.is_floating_point), torch.float32)
     if dtype.itemsize <= 2:
         return "half"
     if dtype == torch.float64:
         return "fp64"
-    if family == "conv":
-        return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
-    if family in _PRODUCTS and torch.get_float32_matmul_precision() != "highest":
-        return "tf32"
-    return "fp32"
+    if family not in _PRODUCTS:
+        return "fp32"
+    # The older queries raise once a program has used the newer settings.
+    chosen = torch._C._get_fp32_precision_getter("cuda", "conv" if family == "conv" else "matmul")
+    return "fp32" if chosen in ("none", "ieee") else "tf32"
 
 
 def _touched(tensor: torch.Tensor) -> int:
@@ -108,7 +115,16 @@ def _grouped(args: Sequence[Any], out: Any) -> int:
     return 2 * int(left.numel()) * int(out.shape[-1])
 
 
+def _convolution_backward(args: Sequence[Any], _out: Any) -> int:
+    """Return those of the gradients of input and weight; torch's formula ignores groups."""
+    out, given, weight = (tensor.shape for tensor in args[:3])
+    transposed, wanted = args[7], args[-1]
+    one = flop_counter.conv_flop_count(given, weight, out, transposed)
+    return int(one) * sum(wanted[:2])
+
+
 _FORMULAS = {
+    aten.convolution_backward: _convolution_backward,
     aten._grouped_mm: _grouped,
     aten._scaled_dot_product_flash_attention_for_cpu: _flash,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _flash_backward,

@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import data
@@ -28,6 +32,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..base.device_profiles import DeviceProfile
 from ..errors import ConfigError, PlanError
 from . import cuda_calls
+from .dispatch import DispatchMode
 from .fake_cuda import replaced
 from .program import explained, recording
 from .recording import Recording
@@ -70,16 +75,25 @@ def trace(
     with recording(recorder, device) as tracer, contextlib.ExitStack() as stack:
         tracer.constants = True
         stack.enter_context(_arguments(path, arguments))
-        for owner, name, value in (*_loaders(tracer.mode), *cuda_calls.present()):
+        for owner, name, value in (
+            *_loaders(tracer.mode),
+            *cuda_calls.present(),
+            (FakeTensor, "tolist", _zeros),  # torch asks for each number
+            (torch.multiprocessing, "spawn", _in_this_process),
+        ):
             stack.enter_context(replaced(owner, name, value))
         counter = _Counter(tracer, steps, least)
         stack.enter_context(replaced(Optimizer, "__init__", counter.constructor()))
         stack.callback(register_optimizer_step_post_hook(counter.stepped).remove)
-        with explained("the script"), contextlib.suppress(_Enough, SystemExit):
-            runpy.run_path(str(path), run_name="__main__")
+        end = "ended"
+        with explained("the script"), contextlib.suppress(_Enough):
+            try:
+                runpy.run_path(str(path), run_name="__main__")
+            except SystemExit as asked:
+                end = "ended" if asked.code in (None, 0) else f"exited with {asked.code!r}"
         if tracer.recording.steps < counter.wanted:
             raise PlanError(
-                f"{path}: the script ended after {tracer.recording.steps} steps of an optimizer; "
+                f"{path}: the script {end} after {tracer.recording.steps} steps of an optimizer; "
                 f"planning needs {steps}: give it more data, or write a function that returns its "
                 "step (umem plan FILE.py:function)"
             )
@@ -143,6 +157,33 @@ class _Counter:
         return left()
 
 
+class _MadeUp(DispatchMode):
+    """Gives 0 for a number of a fake tensor, in code that is not recorded."""
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except DataDependentOutputException:
+            return 0.0 if args[0].is_floating_point() else 0
+
+
+def _zeros(tensor: torch.Tensor) -> Any:
+    with _disable_current_modes():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype).tolist()
+
+
+def _in_this_process(
+    fn: Callable[..., object], args: tuple[Any, ...] = (), nprocs: int = 1, **_how: object
+) -> None:
+    """Call the function as the only process that a script spawns: others would really train."""
+    if nprocs != 1:
+        raise PlanError(
+            f"the script spawns {nprocs} processes; allowed: one, as there is one GPU here. Write "
+            "a function that returns the step of a rank (umem plan FILE.py:function)"
+        )
+    fn(0, *args)
+
+
 @contextlib.contextmanager
 def _arguments(path: Path, arguments: list[str]) -> Iterator[None]:
     """Set the command line and the folder of the script within the context."""
@@ -162,15 +203,15 @@ def _loaders(mode: FakeTensorMode) -> list[tuple[Any, str, Any]]:
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(init).bind_partial(self, *args, **kwargs)
         given.arguments.update(num_workers=0, persistent_workers=False, prefetch_factor=None)
-        given.arguments.update(pin_memory=False, multiprocessing_context=None)
+        given.arguments.update(pin_memory=False, multiprocessing_context=None, timeout=0)
         init(*given.args, **given.kwargs)
 
     def iterate(self: Any) -> Any:
-        with _disable_current_modes():
+        with _disable_current_modes(), _MadeUp():
             return begin(self)
 
     def load(self: Any) -> Any:
-        with _disable_current_modes():
+        with _disable_current_modes(), _MadeUp():
             batch = following(self)
         return torch.utils._pytree.tree_map_only(torch.Tensor, fake, batch)
 

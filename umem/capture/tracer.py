@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 from ..trace.ids import BlockId, StorageKey
 from ..trace.schema import Alloc, Free, Op, Step
 from . import collectives, flops, op_semantics, source_lines
-from .dispatch import DispatchMode
+from .dispatch import DispatchMode, entered
 from .op_semantics import OpSemantics
 from .recording import Block, OpCost, Recording
 from .scope import Scope
@@ -45,6 +45,13 @@ class OpCall(NamedTuple):
     inputs: list[torch.Tensor]
     known: set[BlockId]  # the inputs' blocks
     phase: str
+
+
+def _is_whole(func: Any) -> bool:
+    """Return whether autograd, which inference mode leaves out, would have decomposed the op."""
+    if not torch.is_inference_mode_enabled() or not isinstance(func, torch._ops.OpOverload):
+        return False
+    return func.namespace not in _NO_OPS
 
 
 class Tracer(DispatchMode):
@@ -145,6 +152,11 @@ class Tracer(DispatchMode):
 
     def dispatch(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run the op on the fake tensors and record it."""
+        if _is_whole(func):
+            with entered(self):
+                parts = func.decompose(*args, **named)
+            if parts is not NotImplemented:
+                return parts
         call = self.begin_op(func, args, named)
         out = func(*args, **named) if call is None else self._call(func, args, named)
         if call is not None:
