@@ -103,6 +103,46 @@ with enable("12MiB", policy="lru", disk=DISK):
     assert "on a GPU the disk has only the states of optimizers" in err
 
 
+def test_states_move_from_a_disk_that_is_still_writing(
+    softcuda: Softcuda, program: Program, tmp_path: Path
+) -> None:
+    del softcuda
+    for name in ("first", "then"):
+        (tmp_path / name).mkdir()
+    out, err = program(
+        """
+import os, time
+load.compute()
+def values(device, enabled, **page):
+    torch.manual_seed(0)
+    with enabled("first"):
+        weight = torch.nn.Parameter(torch.randn(MIB).to(device))
+        optimizer = torch.optim.AdamW([weight], lr=1e-2, fused=True)
+        paged = umem.page_optimizer(optimizer, **page) if page else None
+        for _ in range(2):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+    with enabled("then"):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        if paged:
+            paged.remove()
+        return [weight.detach().cpu(), optimizer.state[weight]["exp_avg"].cpu()]
+plain = values("cpu", lambda _: enable("64MiB", policy="lru"))
+real = os.pwritev
+def slow(*args):
+    time.sleep(0.3)
+    return real(*args)
+os.pwritev = slow
+def enabled(name):
+    return enable("64MiB", policy="lru", disk=os.path.join(DISK, name))
+got = values("cuda", enabled, update="host", overlap=True)
+print(all(map(torch.equal, plain, got)))
+""".replace("DISK", repr(str(tmp_path)))
+    )
+    assert out.strip() == "True", err
+
+
 def test_what_is_no_disk_is_refused(softcuda: Softcuda, program: Program) -> None:
     del softcuda
     out, _ = program(
@@ -214,6 +254,99 @@ with enable("64MiB", policy="lru"), torch.cuda.stream(torch.cuda.Stream()):
 """
     )
     assert out.strip() == "True 0", err
+
+
+def test_other_streams_see_what_a_checkpoint_has_brought(
+    softcuda: Softcuda, program: Program
+) -> None:
+    """It is made on another stream than that of the training."""
+    del softcuda
+    out, err = program(
+        """
+load.compute()
+with enable("64MiB", policy="lru"):
+    weight = torch.nn.Parameter(torch.zeros(MIB, device="cuda"))
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
+    paged = umem.page_optimizer(optimizer, update="host", overlap=True)
+    side = torch.cuda.Stream()
+    for _ in range(3):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        side.wait_stream(torch.cuda.current_stream())
+        optimizer.state_dict()
+        with torch.cuda.stream(side):
+            seen = weight * 2
+        torch.cuda.synchronize()
+        print(seen.unique().tolist(), end=" ")
+    paged.remove()
+    print(umem.stats().hook_errors)
+"""
+    )
+    assert out.strip() == "[-2.0] [-4.0] [-6.0] 0", err
+
+
+def test_the_program_moves_to_another_device(program: Program) -> None:
+    """The parameters are the same ones, on another device."""
+    program(
+        """
+load.compute() if soft else None
+def values(devices, **page):
+    torch.manual_seed(0)
+    net = torch.nn.Linear(512, 512).to(devices[0])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5, fused=True)
+    paged = umem.page_optimizer(optimizer, **page) if page else None
+    for device in devices:
+        net.to(device)
+        for _ in range(3):
+            for p in net.parameters():
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+    found = [p.detach().cpu() for p in net.parameters()]
+    if paged:
+        paged.remove()
+    return found
+with enable("64MiB", policy="lru"):
+    plain = values(("cpu", "cpu"))
+    for overlap in (False, True):
+        got = values(("cuda:0", "cuda:1"), update="host", overlap=overlap)
+        assert all(map(torch.equal, plain, got)), overlap
+    assert umem.stats().hook_errors == 0
+""",
+        SOFTCUDA_DEVICES="2",
+    )
+
+
+def test_the_device_has_the_states_of_weights_that_are_tied(
+    softcuda: Softcuda, program: Program
+) -> None:
+    """They share memory from a step on whose updates still run."""
+    del softcuda
+    out, err = program(
+        """
+load.compute()
+def values(device, **page):
+    weights = [torch.nn.Parameter(torch.zeros(MIB, device=device)) for _ in range(2)]
+    optimizer = torch.optim.SGD(weights, lr=1.0, momentum=0.5, foreach=False)
+    paged = umem.page_optimizer(optimizer, **page) if page else None
+    for step in range(4):
+        for weight in weights:
+            weight.grad = torch.ones(MIB, device=device)
+        optimizer.step()
+        if step == 1:
+            shared = torch.zeros(MIB, device=device)
+            for weight in weights:
+                weight.data = shared
+    if paged:
+        paged.remove()
+    states = [optimizer.state[w]["momentum_buffer"] for w in weights]
+    return [t.detach().cpu() for t in (*weights, *states)], {t.device.type for t in states}
+with enable("64MiB", policy="lru"):
+    plain, _ = values("cpu")
+    got, where = values("cuda", update="host", overlap=True)
+    print(all(map(torch.equal, plain, got)), where, umem.stats().hook_errors)
+"""
+    )
+    assert out.strip() == "True {'cuda'} 0", err
 
 
 def test_a_graph_waits_for_all_parameters(softcuda: Softcuda, program: Program) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import io
+import pickle
 import signal
 import threading
 import time
@@ -473,6 +474,61 @@ def test_a_forked_child_has_a_thread_of_its_own() -> None:
         """
     )
     assert (code, out, err) == (0, "0 True\n", "")
+
+
+def test_a_child_that_is_forked_after_the_backward_pass_steps() -> None:
+    """Its gradients are released, and their updates run on a thread that it does not have."""
+    from support import program
+
+    code, out, err = program.run(
+        """
+        import warnings
+        warnings.filterwarnings("ignore", ".* is multi-threaded")  # since Python 3.12
+        from umem.offload.optimizer import host_update, parts
+        host_update.CHUNK_BYTES = 1 << 20
+        real = parts.update
+        def update(*args):
+            time.sleep(0.2)
+            real(*args)
+        host_update.update = update
+        net = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+        optimizer = torch.optim.AdamW(net.parameters())
+        paged = umem.page_optimizer(optimizer, update="host", release_gradients=True)
+        net(torch.ones(4, 512)).sum().backward()
+        pid = os.fork()
+        optimizer.step()
+        if pid == 0:
+            os._exit(0)
+        print(os.waitpid(pid, 0)[1])
+        """
+    )
+    assert (code, out, err) == (0, "0\n", "")
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_a_copy_between_backward_and_step_has_what_was_updated(
+    copied: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = parts.update
+
+    def update(*args: Any) -> None:
+        time.sleep(0.1)
+        real(*args)
+
+    monkeypatch.setattr(host_update, "update", update)
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        net = Net()
+        optimizer = torch.optim.Adam(net.parameters())
+        paged = umem.page_optimizer(optimizer, update="host", release_gradients=True)
+        trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        sum(parameter.sum() for parameter in trained).backward()
+        found = copied(optimizer)
+        steps = [float(state["step"]) for state in found.state.values()]
+        assert steps == [1.0] * len(trained)
+        optimizer.step()
+        paged.remove()
+        del net, optimizer, paged, trained, found
+        gc.collect()
 
 
 def on_both(make: Make, steps: int, of: Callable[[], Any], **page: Any) -> list[list[Any]]:

@@ -25,6 +25,7 @@ torch = pytest.importorskip("torch")
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
 from umem.base.scratch_file import open_unnamed  # noqa: E402
+from umem.base.units import MIB  # noqa: E402
 from umem.errors import ConfigError, StateError  # noqa: E402
 from umem.offload.optimizer import host_update, state_file  # noqa: E402
 from umem.offload.optimizer.state_file import StateFile  # noqa: E402
@@ -427,6 +428,42 @@ def test_an_error_in_an_update_writes_nothing(file: StateFile) -> None:
     file.settle()
     assert tensor.stride() == values.stride()
     assert torch.equal(tensor, values)
+
+
+def test_smaller_states_take_the_place_of_larger_ones(disk: Path) -> None:
+    file = StateFile(disk, limit=4 * MIB)
+    large = [file.keep(torch.zeros(MIB // 2), (1,)) for _ in range(2)]  # of 2 MiB
+    assert all(map(file.holds, large))
+    del large
+    assert file.room() == 4 * MIB
+    small = [file.keep(torch.full((MIB // 4,), float(i)), (1,)) for i in range(4)]
+    assert all(map(file.holds, small))
+    assert file.room() == 0
+    assert [t.unique().tolist() for t in small] == [[0.0], [1.0], [2.0], [3.0]]
+    del small
+    file.close()
+
+
+def test_states_that_could_be_written_nowhere_are_an_error(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fails, and there is no memory instead."""
+
+    def fails(*_: object) -> None:
+        raise MemoryError("of the test")
+
+    with enabled(disk):
+        training = Training()
+        training.steps(2)
+        with monkeypatch.context() as patch:
+            Writes(patch, 3)
+            patch.setattr(state_file, "copy_of", fails)
+            training.steps(1)
+        with pytest.raises(StateError, match="could be written nowhere: of the test"):
+            training.steps(1)
+        training.paged.remove()
+        del training
+        gc.collect()
 
 
 def test_what_needs_more_than_the_limit_or_is_no_disk_is_refused(disk: Path) -> None:

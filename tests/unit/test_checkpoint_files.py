@@ -215,6 +215,15 @@ def test_a_directory_and_its_index_are_all_their_files(tmp_path: Path) -> None:
         assert all(same(found[name], made[name]) for name in made)
 
 
+def test_a_single_file_counts_beside_the_index_of_an_older_checkpoint(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    made = {"a": torch.randn(3, 4)}
+    write(tmp_path / "model.safetensors", made)
+    found = read(tmp_path)
+    assert found.keys() == made.keys()
+    assert same(found["a"], made["a"])
+
+
 def test_an_index_and_its_files_have_to_agree(tmp_path: Path) -> None:
     made = sharded(tmp_path)
     write(tmp_path / "model-1.safetensors", {"x": made["b"]})

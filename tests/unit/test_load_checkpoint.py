@@ -150,6 +150,8 @@ def test_the_device_holds_values(tmp_path: Path) -> None:
     path = saved(made(), tmp_path)
     with pytest.raises(ConfigError, match="holds no values"):
         umem.load_checkpoint(on_meta(), path, device="meta")
+    with pytest.raises(ConfigError, match=r"'gpu'.*allowed: cpu, cuda and the like"):
+        umem.load_checkpoint(on_meta(), path, device="gpu")
     net = on_meta()
     with torch.device("meta"):
         umem.load_checkpoint(net, path)

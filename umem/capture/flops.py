@@ -120,7 +120,7 @@ def _convolution_backward(args: Sequence[Any], _out: Any) -> int:
     out, given, weight = (tensor.shape for tensor in args[:3])
     transposed, wanted = args[7], args[-1]
     one = flop_counter.conv_flop_count(given, weight, out, transposed)
-    return int(one) * sum(wanted[:2])
+    return int(one * sum(wanted[:2]))
 
 
 _FORMULAS = {

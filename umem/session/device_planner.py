@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from ..base import current_device
 from ..base.native import core
@@ -172,11 +172,13 @@ class DevicePlanner:
         """
         from ..trace.segments import elsewhere
 
-        self._checks_places = False
         planned = self._plans.step_of(plan)
-        if planned is None or planned.trace.peak_bytes <= planned.budget:
+        if not _moves(planned):
             return
-        others = len(core.plan_status(self._number)["plans"]) > 1
+        self._checks_places = False
+        # Those that no step has followed are of the program's first steps.
+        others = [n for n in core.plan_status(self._number)["plans"] if n != plan]
+        others = [n for n in others if self._followed[n] and _moves(self._plans.step_of(n))]
         if others or core.layout_status(self._number)["entries"]:  # a layout moves blocks itself
             return
         recorded = self._recorded_step()
@@ -391,3 +393,8 @@ class DevicePlanner:
 def _without_plan(status: core.PlanStatus) -> bool:
     """Return whether the last step followed no plan, or hardly any of one."""
     return status["hits"] <= _FEW * (status["hits"] + status["misses"])
+
+
+def _moves(step: PlannedStep | None) -> TypeGuard[PlannedStep]:
+    """Return whether memory is short in the step, so that its plan moves bytes."""
+    return step is not None and step.trace.peak_bytes > step.budget

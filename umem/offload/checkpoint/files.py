@@ -12,10 +12,11 @@ from ...errors import CheckpointError, plain
 from . import safetensors, torch_file
 from .file_tensor import FileTensor
 
-# Names in a directory, as Hugging Face's libraries write them; the first that exists is used.
+# Names in a directory, as Hugging Face's libraries write them; the first that exists is used, as
+# there: a single file may stand beside the index of an older checkpoint.
 _IN_DIRECTORY = (
-    "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json",
-    "pytorch_model.bin",
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
 )  # fmt: skip
 ALLOWED = (
     "a .safetensors file, a file of torch.save(state_dict), a .index.json of several such files, "

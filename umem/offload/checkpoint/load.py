@@ -218,7 +218,12 @@ def _device(device: str | torch.device | None) -> torch.device:
     import torch
 
     if device is not None:
-        found = torch.device(device)
+        try:
+            found = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(
+                f"device={device!r}: {plain(str(error))}; allowed: cpu, cuda and the like"
+            ) from None
         if found.type == "meta":
             raise ConfigError(f"device={device!r} holds no values; allowed: cpu, cuda and the like")
         return found

@@ -85,13 +85,15 @@ class HostUpdate(OfOptimizer):
         self._room = settings.optimizer_buffers if settings and overlap else 0
         self._lock = locks.reentrant()  # operators of any thread wait for their parameters
         self._works = False  # the thread that has the lock is inside of an operation
-        self._left: Any = None  # event of the stream's work when parameters were left
+        # By device, events of the work when parameters were left; None: not since they were added.
+        self._left: dict[torch.device, Any] | None = None
         self._returned: dict[int, Any] = {}  # address of a storage -> event of its copy
         self._open: _Chunk | None = None
         self._flying: deque[_Chunk] = deque()
-        self._lanes: tuple[Any, Any] | None = None  # a GPU's streams out and in
+        self._lanes: dict[torch.device, tuple[Any, Any]] = {}  # streams out and in of GPUs
         if overlap:  # waiting chunks keep their parameters alive
             weakref.finalize(optimizer, self._orphaned).atexit = False
+        _all.add(self)
         self._ended = self._failed = 0  # updates of parameters, since the last `_raise`
         self._error: BaseException | None = None
 
@@ -112,7 +114,11 @@ class HostUpdate(OfOptimizer):
             self.adopt(parameter)
 
     def give_back(self, parameters: Iterable[Tensor]) -> None:
-        """Move the states to where `load_state_dict` would put them."""
+        """Move the states to where `load_state_dict` would put them, as the last step left them."""
+        parameters = list(parameters)
+        with self._working():
+            for parameter in parameters:
+                self._let_return(parameter)
         state_file.settle()
         for parameter, known in self.plain_states(parameters, copy=True):
             self._optimizer.state[parameter] = known
@@ -145,10 +151,13 @@ class HostUpdate(OfOptimizer):
         """
         refuse_capture()
         with self._working():
-            for chunk in [c for c in tuple(self._flying) if parameter in c.values]:
-                self._write_once(chunk)  # no operator has used it since
+            self._let_return(parameter)  # no operator has used it since the last step
             self._left = None
             self._add(parameter, gradient)
+
+    def _let_return(self, parameter: Tensor) -> None:
+        for chunk in [c for c in tuple(self._flying) if parameter in c.values]:
+            self._write_once(chunk)
 
     def _add(self, parameter: Tensor, gradient: Tensor) -> None:
         both = (parameter, gradient)
@@ -186,10 +195,11 @@ class HostUpdate(OfOptimizer):
             self._submit()
             storages = {at for chunk in self._flying for at in chunk.storages.values()}
             storages |= self._returned.keys()  # of chunks that had no room to wait
-            if self._lanes is not None:
-                stream = torch.cuda.current_stream(self._lanes[0].device)
-                stream.wait_stream(self._lanes[0])  # the program may change gradients
-                self._left = stream.record_event()
+            self._left = {}
+            for device, (out, _) in self._lanes.items():
+                stream = torch.cuda.current_stream(device)
+                stream.wait_stream(out)  # the program may change gradients
+                self._left[device] = stream.record_event()
             for chunk in self._flying:  # graphs with the old values are invalid now
                 torch.autograd.graph.increment_version(chunk.values)
         arrivals.expect(storages, self._bring)
@@ -261,9 +271,12 @@ class HostUpdate(OfOptimizer):
         while self._flying:
             self._write_once(self._flying[0])
         state_file.settle()  # the program may read states
+        for device, (_, back) in self._lanes.items():
+            if self._overlap:  # operators of other streams and threads wait no more
+                back.synchronize()
+            else:
+                torch.cuda.current_stream(device).wait_stream(back)
         self._returned.clear()
-        if self._lanes is not None:
-            torch.cuda.current_stream(self._lanes[1].device).wait_stream(self._lanes[1])
 
     def _submit(self) -> None:
         chunk, self._open = self._open, None
@@ -330,8 +343,10 @@ class HostUpdate(OfOptimizer):
             if self._works:
                 return []  # an operator of umem's own, or of a handler that interrupts umem
             chunks = [c for c in tuple(self._flying) if storage in c.storages.values()]
-            lane = None if self._lanes is None else self._lanes[1]
-            stream = None if lane is None else torch.cuda.current_stream(lane.device)
+            event = self._returned.get(storage)
+            devices = {t.device for c in chunks for t in c.targets.values() if t.is_cuda}
+            devices |= {event.device} if event is not None else set()
+            stream = torch.cuda.current_stream(devices.pop()) if devices else None
             try:
                 for chunk in chunks:
                     _elsewhere(functools.partial(self._write_once, chunk, stream))
@@ -410,14 +425,15 @@ class HostUpdate(OfOptimizer):
         if not parameter.is_cuda:
             yield None
             return
-        if self._lanes is None:
-            device = parameter.device
-            self._lanes = (torch.cuda.Stream(device), torch.cuda.Stream(device))
-        lane = self._lanes[0 if out else 1]
-        if out or self._left is None:
-            lane.wait_stream(stream or torch.cuda.current_stream(parameter.device))
+        device = parameter.device
+        if device not in self._lanes:
+            self._lanes[device] = (torch.cuda.Stream(device), torch.cuda.Stream(device))
+        lane = self._lanes[device][0 if out else 1]
+        left = None if out or self._left is None else self._left.get(device)
+        if left is None:
+            lane.wait_stream(stream or torch.cuda.current_stream(device))
         else:  # concurrent with later operators
-            lane.wait_event(self._left)
+            lane.wait_event(left)
         with torch.cuda.stream(lane):
             yield lane
 
@@ -474,7 +490,16 @@ def _forked() -> None:
     _thread, _stagings, _order = None, _Stagings(), threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forked)
+def _let_updates_end() -> None:
+    """Wait for the thread, which the child of a fork does not have."""
+    for each in list(_all):
+        for chunk in tuple(each._flying):
+            if chunk.done is not None:
+                chunk.done.exception()
+
+
+_all: weakref.WeakSet[HostUpdate] = weakref.WeakSet()
+os.register_at_fork(before=_let_updates_end, after_in_child=_forked)
 
 
 def _submitted(part: Optimizer, chunk: _Chunk) -> Future[None]:

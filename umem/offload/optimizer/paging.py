@@ -408,6 +408,7 @@ class PagedOptimizer(OfOptimizer):
 
     def _copied(self) -> dict[str, Any]:
         """Return what a copy or pickle of the optimizer gets, which is a plain one."""
+        self._arrive("a copy")
         found: dict[str, Any] = type(self._optimizer).__getstate__(self._optimizer)
         if self._host is not None:
             found["state"] = found["state"].copy()

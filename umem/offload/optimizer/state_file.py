@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,8 +137,13 @@ class StateFile:
         """Wait until all states that were given back are written."""
         submitted(self._writer, lambda: None).result()
         for offset, written in list(self._writes.items()):
-            if written.done() and self._writes.get(offset) is written:
+            done = written.done() and written.exception() is None
+            if done and self._writes.get(offset) is written:
                 del self._writes[offset]
+
+    def await_writes(self) -> None:
+        """Wait for the writes under way, also of a closed file, or of a fork's parent."""
+        wait(list(self._writes.values()))
 
     def close(self) -> None:
         """End the threads once they have nothing to do; kept tensors remain valid."""
@@ -149,7 +154,7 @@ class StateFile:
         if self._failed or nbytes < SMALLEST:
             return False
         size = _padded(nbytes)
-        if self._limit is None or self._spare[size] or self._reserved + size <= self._limit:
+        if self._limit is None or self._spare_for(size) or self._reserved + size <= self._limit:
             return True
         if not self._told:
             _log.warning(
@@ -159,12 +164,23 @@ class StateFile:
         self._told = True
         return False
 
+    def _spare_for(self, size: int) -> int:
+        """Return the size of the smallest spare ranges with room for `size`; 0: there is none."""
+        sizes = [spare for spare, ranges in list(self._spare.items()) if spare >= size and ranges]
+        return min(sizes, default=0)
+
     def _take(self, nbytes: int) -> _Range:
         """Take a range of the file whose blocks are reserved."""
         with self._lock:
             size = _padded(nbytes)
-            if spare := self._spare[size]:
-                return spare.pop()._replace(nbytes=nbytes)
+            if spare := self._spare_for(size):
+                found = self._spare[spare].pop()
+                if spare > size:  # the program has smaller states now
+                    rest = found._replace(
+                        at=found.at + size, offset=found.offset + size, nbytes=spare - size
+                    )
+                    self._spare[rest.padded].append(rest)
+                return found._replace(nbytes=nbytes)
             if self._extent is None or self._used + size > len(self._extent):
                 # Each extent takes a descriptor, so there are few.
                 length = -(-max(_EXTENT, size, self._end) // _EXTENT) * _EXTENT
@@ -291,7 +307,11 @@ class Loan:
 
     def _fetch(self, before: list[Future[None]]) -> None:
         for written in before:
-            written.exception()
+            if (error := written.exception()) is not None:  # another one: it keeps no frames alive
+                raise OSError(
+                    errno.EIO,
+                    f"states of {plain(str(self._file.folder))} could be written nowhere: {error}",
+                )
         self._file._loans.acquire()
         self._staging = self._file._staging(sum(each.range.padded for each in self._lent))
         at = 0
@@ -421,8 +441,14 @@ def current() -> StateFile | None:
 
 
 def is_of_another(tensor: Tensor, file: StateFile | None) -> bool:
-    """Return whether another file than this one has it, such as that of a fork's parent."""
-    return _owners.get(tensor.data_ptr(), file) is not file
+    """Return whether another file than this one has it, such as that of a fork's parent.
+
+    Its writes have ended then: the tensor can be copied.
+    """
+    owner = _owners.get(tensor.data_ptr(), file)
+    if owner is not file and owner is not None:
+        owner.await_writes()
+    return owner is not file
 
 
 def settle() -> None:
@@ -445,4 +471,10 @@ def _forked() -> None:
     _opening = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forked)
+def _let_writes_end() -> None:
+    """Wait for the threads, which the child of a fork does not have."""
+    for file in set(_owners.values()):
+        file.await_writes()
+
+
+os.register_at_fork(before=_let_writes_end, after_in_child=_forked)
