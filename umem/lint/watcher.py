@@ -93,9 +93,9 @@ class Watcher(Tracer):
     def __enter__(self) -> Any:
         """Watch torch's functions, autograd and modules in addition to the ops."""
         function: Any = torch.autograd.Function
-        apply, init = function.apply.__func__, nn.Module.__init__
+        apply, init = vars(function)["apply"], nn.Module.__init__
         for owner, name, value in (
-            (function, "apply", classmethod(self._counting(apply))),
+            (function, "apply", classmethod(self._counting(_of_class(apply)))),
             (nn.Module, "__init__", self._locating(init)),
         ):
             self._stack.enter_context(replaced(owner, name, value))
@@ -303,3 +303,8 @@ class _Functions(FunctionMode):
             self._watcher.touch(tensor)
         with self._watcher.calling(func, sys._getframe(1)):
             return func(*args, **kwargs)
+
+
+def _of_class(method: Any) -> Callable[..., Any]:
+    """Return a class method as a function of the class; since torch 2.14 one is native."""
+    return lambda cls, *args, **named: method.__get__(None, cls)(*args, **named)
