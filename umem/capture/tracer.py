@@ -54,6 +54,11 @@ def _is_whole(func: Any) -> bool:
     return func.namespace not in _NO_OPS
 
 
+def made_up(tensor: torch.Tensor) -> float:
+    """Return a number in place of that of a fake tensor, which has none."""
+    return 0.0 if tensor.is_floating_point() else 0
+
+
 class Tracer(DispatchMode):
     """A mode that records while it is entered, inside of a FakeTensorMode."""
 
@@ -222,7 +227,7 @@ class Tracer(DispatchMode):
         except DataDependentOutputException as error:
             if self.constants or source_lines.is_torchs(2):
                 # The query is torch's own, as for a seed or whether a gradient is finite.
-                return 0.0 if args[0].is_floating_point() else 0
+                return made_up(args[0])
             raise source_lines.reads_data(_WAYS.get(str(error.func), str(error.func))) from None
         except (DynamicOutputShapeException, UnsupportedOperatorException) as error:
             raise source_lines.reads_data(
