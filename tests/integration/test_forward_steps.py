@@ -95,6 +95,23 @@ def test_a_training_step_with_a_teacher_stays_one_and_an_evaluation_has_its_own(
 
 
 @pytest.mark.usefixtures("session")
+def test_a_step_that_calls_several_modules_often_without_gradients_stays_one() -> None:
+    """A solver of differential equations wraps the model anew for each pass."""
+    net = Block()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def train() -> None:
+        with torch.no_grad():
+            for calls in (15, 3, 3):
+                times(calls, torch.nn.Sequential(net))()
+        net(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+
+    train()
+    assert [steps_of(train) for _ in range(5)] == [1] * 5
+
+
+@pytest.mark.usefixtures("session")
 @pytest.mark.parametrize("samples", [1, 5])
 def test_a_sampling_loop_is_no_part_of_the_training_step_after_it(samples: int) -> None:
     net = Block()

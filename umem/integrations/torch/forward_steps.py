@@ -60,6 +60,7 @@ class ForwardSteps:
     def __init__(self) -> None:
         self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._calls = self._repeats = 0
+        self._over = 0  # repeated calls of evaluations that are over
         self._trains = False  # a call with gradients came since the last step
         self._per_cycle: deque[_Calls] = deque(maxlen=_CYCLES)
         self._steps = core.steps()
@@ -113,8 +114,8 @@ class ForwardSteps:
         if steps == self._steps:
             return
         self._steps = steps
-        self._per_cycle.append(_Calls(self._calls, self._repeats))
-        self._calls = self._repeats = 0
+        self._per_cycle.append(_Calls(self._calls, self._over + self._repeats))
+        self._calls = self._repeats = self._over = 0
         self._trains = False
         self._called.clear()
 
@@ -131,6 +132,7 @@ class ForwardSteps:
         if module not in self._called:
             self._called.add(module)
             if self._repeats > usual:  # an evaluation is over
+                self._over += self._repeats
                 self._repeats = 0
             return
         self._repeats += 1
