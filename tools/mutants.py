@@ -27,6 +27,7 @@ MAPPED = ("tests/gpu/test_mapped.py", "tests/gpu/test_numbers.py")
 LAYOUTS = ("tests/gpu/test_layout.py",)
 LINK_RATES = ("tests/gpu/test_link_rates.py",)
 PLANS = ("tests/gpu/test_planning.py",)
+FOLLOWED = ("tests/integration/test_autoplan.py",)
 COLLECTIVES = ("tests/integration/test_collectives.py",)
 
 
@@ -290,6 +291,10 @@ MUTANTS = (
     Mutant(
         "an op of other tensors is the plan's", _CURSOR,
         "if (op == n_ops() || signature_[op] != signature) {", "if (op == n_ops()) {",
+    ),
+    Mutant(
+        "small blocks at other places are the plan's", _CURSOR,
+        "return elsewhere_bytes_ > max_elsewhere_bytes_;", "return false;", FOLLOWED,
     ),
     Mutant(
         "a step that ends early is complete", _CURSOR,

@@ -1,6 +1,7 @@
 #include "policy/plan_cursor.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/assert.h"
@@ -10,6 +11,9 @@ namespace {
 
 // The number of consecutive ops on small blocks alone that may be missing or additional.
 constexpr std::size_t kMaxStrays = 64;
+// One in this many bytes that a step uses may be in a segment where the plan has none. In steps
+// that repeat it is at most one in 25, mostly none; at one in 8 a plan moves four times lru's bytes.
+constexpr std::size_t kElsewhere = 20;
 
 }  // namespace
 
@@ -57,8 +61,12 @@ void PlanCursor::index_uses() {
     for (const std::int64_t used : plan_.used_by(op)) {
       const auto tensor = static_cast<std::size_t>(used);
       if (!is_segment(static_cast<Tensor>(tensor))) signature_[op] += mixed(tensor);
+      max_elsewhere_bytes_ += static_cast<std::size_t>(plan_.bytes[tensor]);
       use_op_[fill[tensor]++] = static_cast<std::uint32_t>(op);
     }
+  max_elsewhere_bytes_ /= kElsewhere;
+  if (plan_.evict_tensor.empty())  // it moves nothing that could be the wrong thing
+    max_elsewhere_bytes_ = std::numeric_limits<std::size_t>::max();
   first_use_.assign(m, kNever);
   next_step_use_.assign(m, kNever);
   for (std::size_t t = 0; t < m; ++t)
@@ -182,7 +190,7 @@ std::size_t PlanCursor::next_like(std::int64_t name) const {
 Followed PlanCursor::op_ended(const CandidateView& view, const OpUse& used, bool search) {
   const RangeId* const ids = used.ids;
   if (lost_) {
-    if (search) return find_again(view, used);
+    if (search && elsewhere_bytes_ <= max_elsewhere_bytes_) return find_again(view, used);
     allocated_.clear();
     last_shape_ = 0;
     return Followed::kNone;
@@ -217,8 +225,28 @@ Followed PlanCursor::op_ended(const CandidateView& view, const OpUse& used, bool
   }
   strays_ = 0;
   allocated_.clear();
+  const bool misplaced = elsewhere(view, used, op);
   while (next_op_ <= op) pass_op();
-  return Followed::kHit;
+  if (misplaced) lose();
+  return misplaced ? Followed::kMiss : Followed::kHit;
+}
+
+// Counts what the op, which is the plan's, uses of segments that the plan's op does not. True once
+// that is too much of the step: the program has its small blocks at other places than in the plan,
+// which moves what the program is about to use.
+bool PlanCursor::elsewhere(const CandidateView& view, const OpUse& used, std::size_t op) {
+  if (!has_segments()) return false;
+  const auto planned = plan_.used_by(op);
+  for (std::size_t i = 0; i < used.count; ++i) {
+    const RangeId id = used.ids[i];
+    if (!view.live(id) || !view.ledger.at(id).segment) continue;
+    const Tensor tensor = tensor_of(id);
+    if (tensor != kNoTensor && std::find(planned.begin(), planned.end(), tensor) != planned.end())
+      continue;
+    if (std::find(used.ids, used.ids + i, id) == used.ids + i)
+      elsewhere_bytes_ += view.ledger.at(id).bytes;
+  }
+  return elsewhere_bytes_ > max_elsewhere_bytes_;
 }
 
 // The op is not the one that the plan expects, or the cursor is already lost. The program continues
@@ -336,6 +364,7 @@ bool PlanCursor::step_ended() {
 void PlanCursor::restart() {
   lost_ = false;
   next_op_ = next_allocation_ = strays_ = detours_ = resized_ = 0;
+  elsewhere_bytes_ = 0;
   last_shape_ = 0;
   next_use_.assign(use_start_.begin(), use_start_.end() - 1);
   adopted_.clear();

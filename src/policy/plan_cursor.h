@@ -49,6 +49,8 @@ class PlanCursor {
   std::size_t detours() const { return detours_; }
   // The number of allocations in this step whose size differs from the plan's.
   std::size_t resized() const { return resized_; }
+  // How far small blocks are at other places than in the plan, in quarters of what it bears.
+  std::size_t misplaced() const { return elsewhere_bytes_ / (max_elsewhere_bytes_ / 4 + 1); }
   // True if the plan has segments of small blocks, which have ops of their own.
   bool has_segments() const { return !home_of_.empty(); }
   // The number of ops since the last one that matched.
@@ -73,6 +75,7 @@ class PlanCursor {
   }
   void bind(Tensor tensor, RangeId id);
   void unbind(Tensor tensor);
+  bool elsewhere(const CandidateView& view, const OpUse& used, std::size_t op);
   void lose();
   void restart();
   Followed find_again(const CandidateView& view, const OpUse& used);
@@ -118,6 +121,9 @@ class PlanCursor {
   std::uint64_t ops_ = 0;
   std::uint64_t last_shape_ = 0;  // shape of the program's last op on large tensors; 0: unknown
   std::size_t next_op_ = 0, next_allocation_ = 0, strays_ = 0, detours_ = 0, resized_ = 0;
+  // Bytes that this step's ops used of segments that the plan has at none of these ops, and that at
+  // most may be so.
+  std::size_t elsewhere_bytes_ = 0, max_elsewhere_bytes_ = 0;
   bool lost_ = false;
 };
 

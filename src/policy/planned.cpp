@@ -80,8 +80,8 @@ void Planned::choose() {
   for (const std::unique_ptr<Entry>& entry : entries_) {
     if (entry->cursor.lost()) continue;
     const auto rank = [](const Entry& one) {
-      return std::tuple(one.cursor.detours(), one.cursor.resized(), one.cursor.strays(),
-                        one.last != Followed::kHit, ~one.used);
+      return std::tuple(one.cursor.detours(), one.cursor.resized(), one.cursor.misplaced(),
+                        one.cursor.strays(), one.last != Followed::kHit, ~one.used);
     };
     if (!active_ || rank(*entry) < rank(*active_)) active_ = entry.get();
   }
@@ -183,6 +183,7 @@ Followed Planned::op_ended(const CandidateView& view, const OpUse& op) {
     hit |= entry.last == Followed::kHit;
   };
   const std::size_t detours = active_ ? active_->cursor.detours() : 0;
+  const std::size_t misplaced = active_ ? active_->cursor.misplaced() : 0;
   if (active_) follow(*active_, true);
   // Lost plans search for the program's place only if it may help.
   const bool followed = active_ && !active_->cursor.lost() && active_->cursor.strays() == 0 &&
@@ -190,7 +191,9 @@ Followed Planned::op_ended(const CandidateView& view, const OpUse& op) {
   for (const std::unique_ptr<Entry>& entry : entries_)
     if (entry.get() != active_) follow(*entry, !followed);
   if (!any) return Followed::kNone;
-  if (!followed || (hit && active_->last != Followed::kHit)) diverged();
+  if (!followed || active_->cursor.misplaced() > misplaced ||
+      (hit && active_->last != Followed::kHit))
+    diverged();
   const Followed result = active_ ? active_->last : Followed::kMiss;
   hits_ += result == Followed::kHit ? 1 : 0;
   misses_ += result == Followed::kMiss ? 1 : 0;

@@ -96,7 +96,7 @@ def test_a_training_step_with_a_teacher_stays_one_and_an_evaluation_has_its_own(
 
 @pytest.mark.usefixtures("session")
 def test_a_step_that_calls_several_modules_often_without_gradients_stays_one() -> None:
-    """A solver of differential equations wraps the model anew for each pass."""
+    """A solver of differential equations wraps the model again for each pass."""
     net = Block()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 

@@ -14,7 +14,7 @@ from support.steptraces import LINK, Op, Tensor, step, steps
 from umem.base.units import MIB, PAGE_BYTES
 from umem.policies import registry
 from umem.policies.lowering import lower
-from umem.trace.segments import elsewhere, with_segments
+from umem.trace.segments import with_segments
 from umem.trace.step_trace import Ints, Kind, StepTrace
 
 BASE = 64 * PAGE_BYTES
@@ -39,21 +39,6 @@ def accesses(trace: StepTrace) -> list[list[tuple[int, bool]]]:
     pairs = list(zip(trace.access_tensor.tolist(), trace.access_write.tolist(), strict=True))
     bounds = trace.access_start.tolist()
     return [sorted(pairs[a:b]) for a, b in itertools.pairwise(bounds)]
-
-
-def test_the_share_of_bytes_that_are_in_other_segments() -> None:
-    tensors = [Tensor(0), Tensor(3), Tensor(0, life=(1, 2))]
-    ops = [Op(reads=[0, 1]), Op(reads=[0], writes=[2]), Op(reads=[2])]
-    planned = with_segments(step(tensors, ops), at(0, None, 1))
-    assert elsewhere(planned, planned) == 0
-    moved = with_segments(step(tensors, ops), at(0, None, 2))  # two pages of seven
-    assert elsewhere(moved, planned) == 2 / 7 == elsewhere(planned, moved)
-    together = with_segments(step(tensors, ops), at(0, None, 0))  # in a segment that is known
-    assert elsewhere(together, planned) == 1 / 6
-    without = step(tensors, ops)
-    assert (elsewhere(without, planned), elsewhere(planned, without)) == (0, 4 / 7)
-    longer = with_segments(step(tensors, [*ops, Op(reads=[0])]), at(0, None, 2))
-    assert elsewhere(longer, planned) == 0
 
 
 def test_tensors_of_a_segment_are_one_unit_after_the_large_ones() -> None:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from ..base import current_device
 from ..base.native import core
@@ -37,7 +37,6 @@ _log = logging.getLogger("umem")
 _FEW = 0.1  # share of a step's ops that may follow a plan in a step that counts as one without
 _OFF = 1.15  # ratio of a measured rate to that of a plan from which the plan is made again
 _FIRST_LOOK = 4  # steps that follow a plan until its rates are compared; then 8, 16, ...
-_ELSEWHERE = 0.1  # share of a step's bytes from which small blocks are elsewhere than in its plan
 
 
 class DevicePlanner:
@@ -72,7 +71,6 @@ class DevicePlanner:
         self._followed: Counter[int] = Counter()  # steps, by the plan
         self._looks: set[int] = set()  # plans whose rates are due to be compared
         self._due: set[int] = set()  # plans that lost their resident layouts
-        self._checks_places = True  # of small blocks, once
 
     def stop(self) -> None:
         """Stop planning; lru decides what is evicted."""
@@ -84,7 +82,6 @@ class DevicePlanner:
         self.clear()
         self._layouts.forget()
         self.schedule.restart()
-        self._checks_places = True
 
     def clear(self) -> None:
         """Forget all plans."""
@@ -149,8 +146,6 @@ class DevicePlanner:
             self.schedule.followed(testing=testing)
             if self._judge is not None and self._judge.tries_again(plan):
                 self.schedule.wants_step = True
-            if recorded and self._checks_places and not self.schedule.wants_step:
-                self._check_places(plan)
         elif self.schedule.left(recorded=recorded):
             self._plan(cost if cost and _without_plan(status) else None)
 
@@ -163,36 +158,6 @@ class DevicePlanner:
             return
         self._due.remove(plan)
         self._plan_again(plan, *found)
-
-    def _check_places(self, plan: int) -> None:
-        """Begin again if the first plan was made before small blocks had their places.
-
-        The first steps allocate what later ones only use, so small blocks may be in other segments
-        from then on, which the plan would leave to chance for good.
-        """
-        from ..trace.segments import elsewhere
-
-        planned = self._plans.step_of(plan)
-        if not _moves(planned):
-            return
-        self._checks_places = False
-        # Those that no step has followed are of the program's first steps.
-        others = [n for n in core.plan_status(self._number)["plans"] if n != plan]
-        others = [n for n in others if self._followed[n] and _moves(self._plans.step_of(n))]
-        if others or core.layout_status(self._number)["entries"]:  # a layout moves blocks itself
-            return
-        recorded = self._recorded_step()
-        if recorded is None:
-            return
-        share = elsewhere(recorded.in_segments, planned.in_segments)
-        if share < _ELSEWHERE:
-            return
-        _log.info(
-            "plan %d%s is made from a later step: small blocks, %.0f %% of the bytes that a step "
-            "uses, are elsewhere by now", plan, self._here(), 100 * share,
-        )  # fmt: skip
-        self.restart()
-        self._checks_places, self.schedule.wants_step = False, True
 
     def _follow_rates(self, plan: int) -> None:
         """Make the plan again if the link is faster or slower than it was planned with.
@@ -393,8 +358,3 @@ class DevicePlanner:
 def _without_plan(status: core.PlanStatus) -> bool:
     """Return whether the last step followed no plan, or hardly any of one."""
     return status["hits"] <= _FEW * (status["hits"] + status["misses"])
-
-
-def _moves(step: PlannedStep | None) -> TypeGuard[PlannedStep]:
-    """Return whether memory is short in the step, so that its plan moves bytes."""
-    return step is not None and step.trace.peak_bytes > step.budget

@@ -92,28 +92,6 @@ def with_segments(trace: StepTrace, address: Ints) -> StepTrace:
     )  # fmt: skip
 
 
-def elsewhere(step: StepTrace, other: StepTrace) -> float:
-    """Return the share of the bytes used by a step's ops that are in other segments in `other`.
-
-    0 if the steps, which have segments, differ in their number of ops.
-    """
-    if step.place is None or step.n_ops != other.n_ops:
-        return 0.0
-    used = step.bytes[step.access_tensor]
-    moved = np.isin(_uses(step), _uses(other), invert=True)
-    total = used.sum()
-    return float(used[step.is_segment[step.access_tensor]][moved].sum() / total) if total else 0.0
-
-
-def _uses(step: StepTrace) -> Ints:
-    """Return a number for each access of a segment, by its op and its place."""
-    if step.place is None:
-        return np.zeros(0, np.int64)
-    inside = step.is_segment[step.access_tensor]
-    place = step.place[step.access_tensor[inside]]
-    return (step.access_op[inside] << 32) | (place // PAGE_BYTES)
-
-
 def _parts(of: Ints, at: Ints) -> Ints:
     """Return what accesses are of, where those from the end of `of` on are of whole tensors."""
     return np.concatenate((of, np.full(int(at.max(initial=0)) + 1, _NONE)))[at]
