@@ -11,8 +11,8 @@ namespace {
 
 // The number of consecutive ops on small blocks alone that may be missing or additional.
 constexpr std::size_t kMaxStrays = 64;
-// One in this many bytes that a step uses may be in a segment where the plan has none. In steps
-// that repeat it is at most one in 25, mostly none; at one in 8 a plan moves four times lru's bytes.
+// One in this many bytes that a step uses may be in a segment that the plan has for other ops. In
+// steps that repeat, it is at most one in 25; at one in 8 a plan moves four times lru's bytes.
 constexpr std::size_t kElsewhere = 20;
 
 }  // namespace
@@ -231,19 +231,18 @@ Followed PlanCursor::op_ended(const CandidateView& view, const OpUse& used, bool
   return misplaced ? Followed::kMiss : Followed::kHit;
 }
 
-// Counts what the op, which is the plan's, uses of segments that the plan's op does not. True once
-// that is too much of the step: the program has its small blocks at other places than in the plan,
-// which moves what the program is about to use.
+// Counts what the op, which is the plan's, uses of segments that the plan has for other ops. True
+// once that is too much of the step: the program has its small blocks at other places than in the
+// plan, which moves what the program is about to use. Segments that the plan does not know stay.
 bool PlanCursor::elsewhere(const CandidateView& view, const OpUse& used, std::size_t op) {
   if (!has_segments()) return false;
   const auto planned = plan_.used_by(op);
   for (std::size_t i = 0; i < used.count; ++i) {
     const RangeId id = used.ids[i];
-    if (!view.live(id) || !view.ledger.at(id).segment) continue;
-    const Tensor tensor = tensor_of(id);
-    if (tensor != kNoTensor && std::find(planned.begin(), planned.end(), tensor) != planned.end())
-      continue;
-    if (std::find(used.ids, used.ids + i, id) == used.ids + i)
+    const Tensor tensor = view.live(id) ? tensor_of(id) : kNoTensor;
+    if (tensor == kNoTensor || !is_segment(tensor)) continue;
+    if (std::find(planned.begin(), planned.end(), tensor) == planned.end() &&
+        std::find(used.ids, used.ids + i, id) == used.ids + i)
       elsewhere_bytes_ += view.ledger.at(id).bytes;
   }
   return elsewhere_bytes_ > max_elsewhere_bytes_;
