@@ -314,6 +314,10 @@ MUTANTS = (
         "for (const Block& block : allocated_) shape.add_allocated(block.bytes);", "",
     ),
     Mutant(
+        "what nothing uses any more leaves late", "policy/planned.cpp",
+        "unit.last_use < last_begin_", "false",
+    ),
+    Mutant(
         "the oldest of two plans acts", "policy/planned.cpp",
         "~one.used);", "one.used);",
     ),

@@ -11,7 +11,7 @@ namespace umem::policy {
 namespace {
 
 // Eviction classes, the first to be evicted first.
-enum class Class : int { kReturning, kPlain, kUnknown, kSoon, kKept, kSmall, kCount };
+enum class Class : int { kIdle, kReturning, kPlain, kUnknown, kSoon, kKept, kSmall, kCount };
 
 }  // namespace
 
@@ -200,7 +200,8 @@ Followed Planned::op_ended(const CandidateView& view, const OpUse& op) {
   return result;
 }
 
-void Planned::step_ended(const CandidateView&) {
+void Planned::step_ended(const CandidateView& view) {
+  last_begin_ = std::exchange(begin_, view.ledger.now());
   Entry* complete = nullptr;
   inner_ = false;
   for (const std::unique_ptr<Entry>& entry : entries_) {
@@ -268,10 +269,11 @@ bool Planned::take_wait() {
   return active_ && active_->schedule.take_wait();
 }
 
-// Without moves, a plan is lru. Else first the plan's cold units; then those that it has away by
-// now, or soon, until it fetches them; then the others in the plan's order: those that it knows
-// before those that it does not, then units that the next ops use, units that it keeps, and last
-// those too small to be worth a move.
+// Without moves, a plan is lru. Else first units that it does not know and that nothing used in the
+// last step, such as those of an optimizer that waits for Python's collector; then its cold units;
+// then those that it has away by now, or soon, until it fetches them; then the others in the plan's
+// order: those that it knows before those that it does not, then units that the next ops use, units
+// that it keeps, and last those too small to be worth a move.
 void Planned::victims(const CandidateView& view, std::size_t need,
                       std::vector<RangeId>& out) const {
   if (!active_ || leaves_victims_to_lru(active_->cursor.plan()))
@@ -293,6 +295,7 @@ void Planned::victims(const CandidateView& view, std::size_t need,
     const residency::Unit& unit = view.ledger.at(id);
     const bool planned = unit.segment && tensor != kNoTensor;
     if (!planned && !view.worth_moving(unit)) return Class::kSmall;
+    if (tensor == kNoTensor && unit.last_use < last_begin_) return Class::kIdle;
     if (tensor == kNoTensor) return order == Order::kFurthest ? Class::kUnknown : Class::kPlain;
     if (active_->keep[static_cast<std::size_t>(tensor)]) return Class::kKept;
     if (schedule.returns_later(tensor) && !cursor.used_lately(tensor)) return Class::kReturning;
@@ -311,14 +314,17 @@ void Planned::victims(const CandidateView& view, std::size_t need,
     return tensor == kNoTensor ? 0 : -cursor.next_use(tensor);
   };
 
-  for (Tensor tensor : schedule.cold()) {
-    const RangeId id = cursor.unit_of(tensor);
-    if (need == 0) return;
-    if (id != kNoRange && schedule.cold(tensor) && view.evictable(id) &&
-        std::find(out.begin(), out.end(), id) == out.end())
-      take(id);
-  }
+  const auto take_cold = [&] {
+    for (Tensor tensor : schedule.cold()) {
+      const RangeId id = cursor.unit_of(tensor);
+      if (need == 0) return;
+      if (id != kNoRange && schedule.cold(tensor) && view.evictable(id) &&
+          std::find(out.begin(), out.end(), id) == out.end())
+        take(id);
+    }
+  };
   for (int now = 0; now < static_cast<int>(Class::kCount) && need > 0; ++now) {
+    if (now == static_cast<int>(Class::kReturning)) take_cold();
     std::vector<std::pair<std::int64_t, std::size_t>> found;  // rank, and place in `ids`
     std::vector<RangeId> ids;
     for (RangeId id = view.ledger.oldest_resident(); id != kNoRange && need > 0;

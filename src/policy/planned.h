@@ -114,6 +114,7 @@ class Planned {
   std::vector<RangeId> written_back_;
   const Entry* write_back_plan_ = nullptr;
   std::uint64_t numbers_ = 0, clock_ = 0, complete_ = 0;
+  std::uint64_t last_begin_ = 0, begin_ = 0;  // of the last step and of this one, in the ledger
   std::uint64_t hits_ = 0, misses_ = 0, last_hits_ = 0, last_misses_ = 0;
 };
 

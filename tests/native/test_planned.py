@@ -510,6 +510,23 @@ def test_unknown_blocks_and_small_ones_go_after_the_known(program: Program) -> N
     assert program.away() == {"c"}
 
 
+@pytest.mark.parametrize(("steps", "victim"), [(1, "c"), (2, "stranger")])
+def test_unknown_blocks_that_the_last_step_did_not_use_go_first(
+    program: Program, steps: int, victim: str
+) -> None:
+    """Such as an old optimizer's states that wait for Python's collector."""
+    program.take("stranger")
+    tensors = weights(program, "abc")
+    _core.install_plan(columns(tensors, [[0], [1], [2], [0]], order=2))
+    program.op("stranger")
+    for _ in range(steps):
+        for op in "abca":
+            program.op(op)
+        _core.step()
+    program.take("new")
+    assert program.away() == {victim}
+
+
 def test_compute_waits_where_the_plan_says(program: Program) -> None:
     tensors = weights(program, "ab")
 
