@@ -294,7 +294,7 @@ MUTANTS = (
     ),
     Mutant(
         "small blocks at other places are the plan's", _CURSOR,
-        "return elsewhere_bytes_ > max_elsewhere_bytes_;", "return false;", FOLLOWED,
+        "elsewhere_bytes_ > max_elsewhere_bytes_ &&", "false &&", FOLLOWED,
     ),
     Mutant(
         "a step that ends early is complete", _CURSOR,
@@ -315,7 +315,7 @@ MUTANTS = (
     ),
     Mutant(
         "what nothing uses any more leaves late", "policy/planned.cpp",
-        "unit.last_use < last_begin_", "false",
+        "unit.last_use < last_begin_ &&", "false &&",
     ),
     Mutant(
         "the oldest of two plans acts", "policy/planned.cpp",

@@ -113,8 +113,6 @@ Status Sleep::sleep_units(const std::vector<RangeId>& ids) {
   for (RangeId id : ids)
     if (state_.ledger.away(id)) again.push_back(id);
   UMEM_RETURN_IF_ERROR(moves_.send_out(ids));
-  if (state_.follows_plans())
-    for (RangeId id : ids) state_.planned->evicted(id);
   return moves_.send_again(again);
 }
 
@@ -136,7 +134,6 @@ Status Sleep::discard_units(const std::vector<RangeId>& ids) {
     else if (leaves && unit.state == State::kDevice)
       state_.counters.bytes_out += unit.bytes;  // by a copy
     if (!leaves && !discarded) continue;
-    if (state_.follows_plans()) state_.planned->evicted(id);
     if (state_.active()) state_.ledger.set_state(id, leaves ? State::kHost : State::kVoid);
     if (!leaves) continue;
     state_.ledger.hold_host(id);
@@ -208,6 +205,9 @@ Status Sleep::wake(std::uint32_t tags, std::uint64_t number, std::size_t& bytes)
     }
     bytes += !state_.active() || !state_.ledger.away(it->id) ? state_.ledger.at(it->id).bytes : 0;
   }
+  if (state_.follows_plans())  // from now on: a plan would undo the sleep at the next op
+    for (const SleepingUnit& unit : all)
+      if (state_.ledger.away(unit.id)) state_.planned->evicted(unit.id);
   return error.take();
 }
 

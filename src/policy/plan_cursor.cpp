@@ -1,7 +1,6 @@
 #include "policy/plan_cursor.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "base/assert.h"
@@ -65,8 +64,6 @@ void PlanCursor::index_uses() {
       use_op_[fill[tensor]++] = static_cast<std::uint32_t>(op);
     }
   max_elsewhere_bytes_ /= kElsewhere;
-  if (plan_.evict_tensor.empty())  // it moves nothing that could be the wrong thing
-    max_elsewhere_bytes_ = std::numeric_limits<std::size_t>::max();
   first_use_.assign(m, kNever);
   next_step_use_.assign(m, kNever);
   for (std::size_t t = 0; t < m; ++t)
@@ -190,7 +187,7 @@ std::size_t PlanCursor::next_like(std::int64_t name) const {
 Followed PlanCursor::op_ended(const CandidateView& view, const OpUse& used, bool search) {
   const RangeId* const ids = used.ids;
   if (lost_) {
-    if (search && elsewhere_bytes_ <= max_elsewhere_bytes_) return find_again(view, used);
+    if (search && !harms_elsewhere()) return find_again(view, used);
     allocated_.clear();
     last_shape_ = 0;
     return Followed::kNone;
@@ -225,17 +222,16 @@ Followed PlanCursor::op_ended(const CandidateView& view, const OpUse& used, bool
   }
   strays_ = 0;
   allocated_.clear();
-  const bool misplaced = elsewhere(view, used, op);
+  if (has_segments()) count_elsewhere(view, used, op);
   while (next_op_ <= op) pass_op();
-  if (misplaced) lose();
-  return misplaced ? Followed::kMiss : Followed::kHit;
+  if (!harms_elsewhere()) return Followed::kHit;
+  lose();
+  return Followed::kMiss;
 }
 
-// Counts what the op, which is the plan's, uses of segments that the plan has for other ops. True
-// once that is too much of the step: the program has its small blocks at other places than in the
-// plan, which moves what the program is about to use. Segments that the plan does not know stay.
-bool PlanCursor::elsewhere(const CandidateView& view, const OpUse& used, std::size_t op) {
-  if (!has_segments()) return false;
+// Counts what the op, which is the plan's, uses of segments that the plan has for other ops.
+// Segments that the plan does not know are no harm.
+void PlanCursor::count_elsewhere(const CandidateView& view, const OpUse& used, std::size_t op) {
   const auto planned = plan_.used_by(op);
   for (std::size_t i = 0; i < used.count; ++i) {
     const RangeId id = used.ids[i];
@@ -245,7 +241,12 @@ bool PlanCursor::elsewhere(const CandidateView& view, const OpUse& used, std::si
         std::find(used.ids, used.ids + i, id) == used.ids + i)
       elsewhere_bytes_ += view.ledger.at(id).bytes;
   }
-  return elsewhere_bytes_ > max_elsewhere_bytes_;
+}
+
+// The program has its small blocks at other places than in the plan, which moves what the program
+// is about to use.
+bool PlanCursor::harms_elsewhere() const {
+  return elsewhere_bytes_ > max_elsewhere_bytes_ && !leaves_victims_to_lru(plan_);
 }
 
 // The op is not the one that the plan expects, or the cursor is already lost. The program continues

@@ -75,7 +75,8 @@ class PlanCursor {
   }
   void bind(Tensor tensor, RangeId id);
   void unbind(Tensor tensor);
-  bool elsewhere(const CandidateView& view, const OpUse& used, std::size_t op);
+  void count_elsewhere(const CandidateView& view, const OpUse& used, std::size_t op);
+  bool harms_elsewhere() const;
   void lose();
   void restart();
   Followed find_again(const CandidateView& view, const OpUse& used);

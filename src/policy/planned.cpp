@@ -1,6 +1,7 @@
 #include "policy/planned.h"
 
 #include <algorithm>
+#include <array>
 #include <queue>
 #include <tuple>
 #include <utility>
@@ -295,7 +296,8 @@ void Planned::victims(const CandidateView& view, std::size_t need,
     const residency::Unit& unit = view.ledger.at(id);
     const bool planned = unit.segment && tensor != kNoTensor;
     if (!planned && !view.worth_moving(unit)) return Class::kSmall;
-    if (tensor == kNoTensor && unit.last_use < last_begin_) return Class::kIdle;
+    const bool idle = unit.last_use < last_begin_ && !unit.prefetched_unused;
+    if (tensor == kNoTensor && idle) return Class::kIdle;
     if (tensor == kNoTensor) return order == Order::kFurthest ? Class::kUnknown : Class::kPlain;
     if (active_->keep[static_cast<std::size_t>(tensor)]) return Class::kKept;
     if (schedule.returns_later(tensor) && !cursor.used_lately(tensor)) return Class::kReturning;
@@ -323,20 +325,18 @@ void Planned::victims(const CandidateView& view, std::size_t need,
         take(id);
     }
   };
-  for (int now = 0; now < static_cast<int>(Class::kCount) && need > 0; ++now) {
-    if (now == static_cast<int>(Class::kReturning)) take_cold();
+  std::array<std::vector<RangeId>, static_cast<std::size_t>(Class::kCount)> classes;
+  for (RangeId id = view.ledger.oldest_resident(); id != kNoRange; id = view.ledger.at(id).newer)
+    if (view.evictable(id) && !is_cold(id))
+      classes[static_cast<std::size_t>(class_of(id))].push_back(id);
+  for (const std::vector<RangeId>& ids : classes) {
+    if (&ids == &classes[static_cast<std::size_t>(Class::kReturning)]) take_cold();
     std::vector<std::pair<std::int64_t, std::size_t>> found;  // rank, and place in `ids`
-    std::vector<RangeId> ids;
-    for (RangeId id = view.ledger.oldest_resident(); id != kNoRange && need > 0;
-         id = view.ledger.at(id).newer) {
-      if (!view.evictable(id) || is_cold(id) || static_cast<int>(class_of(id)) != now) continue;
-      if (order == Order::kLru) {
-        take(id);
-        continue;
-      }
-      found.emplace_back(rank(id), ids.size());
-      ids.push_back(id);
-    }
+    for (std::size_t i = 0; i < ids.size() && need > 0; ++i)
+      if (order == Order::kLru)
+        take(ids[i]);
+      else
+        found.emplace_back(rank(ids[i]), i);
     std::priority_queue first(std::greater<>(), std::move(found));
     for (; !first.empty() && need > 0; first.pop()) take(ids[first.top().second]);
   }

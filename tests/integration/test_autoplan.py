@@ -338,10 +338,12 @@ def test_segments_of_small_tensors_are_planned() -> None:
     assert 0 < planned["moved"] < 0.8 * by_lru["moved"]
 
 
-def shifted(policy: str, period: int) -> tuple[list[float], list[int]]:
+def shifted(
+    policy: str, period: int, after: Callable[[int], object] = lambda _: None, *, longer: bool
+) -> tuple[list[float], list[int]]:
     """The losses of 24 steps of a network of small tensors, and the bytes that each moved.
 
-    A block that is held from one step of each period until the end of its last one shifts others.
+    A block shifts the others: the first step of each period holds it, or all do if `longer`.
     """
     losses, moved = [], [0]
     with umem.enable(budget="40MiB", device="soft", policy=policy):
@@ -351,8 +353,10 @@ def shifted(policy: str, period: int) -> tuple[list[float], list[int]]:
         held = None
         for i in range(24):
             optimizer.zero_grad()
-            if i % period == 0:
+            if i % period == 0 or not longer:
                 held = torch.zeros(1 << 18)
+            if i % period and not longer:
+                held = None
             x = torch.ones(640, 640)
             for scale in scales:
                 x = (x * scale).tanh()
@@ -360,20 +364,37 @@ def shifted(policy: str, period: int) -> tuple[list[float], list[int]]:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            if i % period == period - 1:
-                held = None
             stats = umem.stats()
             moved.append(stats.bytes_in + stats.bytes_out)
+            after(i)
+            if i % period == period - 1 and longer:
+                held = None
         del scales, scale, optimizer, x, loss, held
     return losses, [b - a for a, b in itertools.pairwise(moved)]
 
 
-@pytest.mark.parametrize("period", [2, 3])
-def test_steps_with_small_blocks_at_other_places_have_plans_of_their_own(period: int) -> None:
-    expected, by_lru = shifted("lru", period)
-    found, planned = shifted("auto", period)
+@pytest.mark.parametrize(("policy", "period"), [("auto", 2), ("auto", 3), ("belady", 2)])
+def test_steps_with_small_blocks_at_other_places_have_plans_of_their_own(
+    policy: str, period: int
+) -> None:
+    expected, by_lru = shifted("lru", period, longer=True)
+    found, planned = shifted(policy, period, longer=True)
     assert found == expected
     assert max(planned[12:]) < 0.7 * min(by_lru[12:])
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_dropped_plan_does_not_take_the_steps_of_another(which: int) -> None:
+    followed = []
+
+    def after(step: int) -> None:
+        followed.append(went_by())
+        if step == 14:
+            core.roll_back_plan(sorted(set(followed[12:]))[which])
+
+    shifted("auto", 3, after, longer=False)
+    assert len(set(followed[12:15])) == 2
+    assert followed[15:] == followed[12:15] * 3
 
 
 def wandering(steps: int, probes: int) -> list[float]:

@@ -164,6 +164,21 @@ def test_the_gate_leaves_room_for_what_the_plan_has_until_then(program: Program)
     assert seen == [True, True, False, False, False]
 
 
+def test_headroom_is_not_filled_again_by_what_left_for_it(program: Program) -> None:
+    ops = [[0], [1], [2], [3]]
+    tensors = weights(program, "abcd")
+    _core.install_plan(
+        columns(tensors, ops, gated=1, capacity=16 * MIB, occupancy=[16 * MIB] * 4,
+                headroom=4 * MIB)
+    )  # fmt: skip
+    before = _core.stats()["prefetches"]
+    for _ in range(5):
+        for op in "abcd":
+            program.op(op)
+        _core.step()
+    assert _core.stats()["prefetches"] - before <= 5 * 4  # one for each use at most
+
+
 def test_a_started_fetch_takes_its_room_from_later_ones(program: Program) -> None:
     tensors = weights(program, "abcd")
     plan = columns(
@@ -510,9 +525,12 @@ def test_unknown_blocks_and_small_ones_go_after_the_known(program: Program) -> N
     assert program.away() == {"c"}
 
 
-@pytest.mark.parametrize(("steps", "victim"), [(1, "c"), (2, "stranger")])
+@pytest.mark.parametrize(
+    ("steps", "asked_for", "victim"),
+    [(1, False, "c"), (2, False, "stranger"), (2, True, "c")],
+)
 def test_unknown_blocks_that_the_last_step_did_not_use_go_first(
-    program: Program, steps: int, victim: str
+    program: Program, steps: int, asked_for: bool, victim: str
 ) -> None:
     """Such as an old optimizer's states that wait for Python's collector."""
     program.take("stranger")
@@ -523,6 +541,9 @@ def test_unknown_blocks_that_the_last_step_did_not_use_go_first(
         for op in "abca":
             program.op(op)
         _core.step()
+    if asked_for:
+        _core.evict(program.at["stranger"], 4 * MIB)
+        _core.prefetch(program.at["stranger"], 4 * MIB)
     program.take("new")
     assert program.away() == {victim}
 

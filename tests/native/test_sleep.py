@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.planned import MIB, PAGE, Program, options, running
+from support.planned import MIB, PAGE, Program, columns, options, running, weights
 
 from umem import _core
 from umem.errors import ConfigError, OutOfMemoryError, StateError
@@ -115,6 +115,21 @@ def test_an_op_brings_what_it_needs_and_an_allocation_gets_memory(program: Progr
     assert _core.stats()["asleep_bytes"] == 8 * MIB
     assert _core.wake(ALL, 0) == 8 * MIB
     assert program.away() == set()
+
+
+def test_a_plan_does_not_end_a_sleep() -> None:
+    with running(options(FRAMES * PAGE, policy="planned")) as program:
+        plan = columns(weights(program, "abc"), [[0], [1], [2]], gated=1, occupancy=[12 * MIB] * 3,
+                       capacity=FRAMES * PAGE)  # fmt: skip
+        _core.install_plan(plan)
+        for _ in range(2):
+            for name in "abc":
+                program.op(name)
+            _core.step()
+        _core.sleep(ALL, False)
+        program.op("b")
+        assert program.away() == {"a", "c"}
+        assert _core.wake(ALL, 0) == 8 * MIB
 
 
 def test_units_are_by_last_use_as_they_were(program: Program) -> None:

@@ -143,7 +143,7 @@ class DevicePlanner:
             self._plan_without_layout(plan)
             self._follow_rates(plan)
             testing = alike and self._judge is not None and self._judge.busy
-            self.schedule.followed(testing=testing)
+            self.schedule.followed(plan, testing=testing)
             if self._judge is not None and self._judge.tries_again(plan):
                 self.schedule.wants_step = True
         elif self.schedule.left(recorded=recorded):

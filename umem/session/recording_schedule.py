@@ -31,6 +31,7 @@ class RecordingSchedule:
         self._wait = _SETTLED  # steps in a row that follow plans while steps are recorded
         self._due = deque[int](maxlen=_WAITS)  # steps in a row before one that is recorded
         self._begun = self._begun_at = 0  # how often, and when last, recording began
+        self._known = 0  # the newest plan that steps in a row have followed
 
     def restart(self) -> None:
         """Start over, because all plans were dropped."""
@@ -47,21 +48,22 @@ class RecordingSchedule:
         self._idle = 0
         self.steps += 1
 
-    def followed(self, *, testing: bool) -> None:
+    def followed(self, plan: int, *, testing: bool) -> None:
         """Take a step that followed a plan.
 
         Args:
+            plan: its number; later plans have higher ones.
             testing: plans are on trial, which needs recorded steps.
         """
         self._settled += 1
-        if self._settled >= _SETTLED:
-            self._tries = 0  # steps that differ from now on are new
+        if self._settled >= _SETTLED and plan > self._known:
+            self._tries, self._known = 0, plan  # the last ones were of use
         if self._settled >= max(_TRIES if testing else _SETTLED, self._wait):
             self.wants_step = self._settled in self._due and self._may_begin()
 
     def left(self, *, recorded: bool) -> bool:
         """Take a step that followed no plan; return whether to plan it, if it was recorded."""
-        rare = self._settled >= _RARE
+        rare = self._settled >= (_RARE if self._tries < _TRIES else _SETTLED)
         self._wait = _SETTLED if rare else self._settled + 1
         if rare:
             self._due.append(self._settled)
