@@ -84,7 +84,9 @@ void RangeTable::set(RangeId id, const Range& range) {
 
 std::size_t RangeTable::total_bytes() const {
   const std::lock_guard guard(mutex_);
-  return total_bytes_;
+  std::size_t bytes = 0;
+  for (const auto& [device, total] : totals_) bytes += total.bytes;
+  return bytes;
 }
 
 std::size_t RangeTable::piece_bytes(RangeId id, std::size_t bytes) const {
@@ -180,14 +182,14 @@ Result<RangeId> RangeTable::create(std::size_t bytes, const driver::Place& place
   bytes = align_up(bytes, kPageBytes);
   if (!ids_for(bytes))
     return Status(Code::kOutOfHostMemory, "there are no more ids for managed ranges");
-  UMEM_RETURN_IF_ERROR(count(bytes));
+  UMEM_RETURN_IF_ERROR(count(bytes, place.device));
   std::uintptr_t base = 0;
   Result<cu::CUdeviceptr> raw = [&] {
     const driver::CallScope scope(table_, place);
     return reserve_aligned(bytes, place.device, base);
   }();
   if (!raw.ok()) {
-    freed(bytes);
+    freed(bytes, place.device);
     return raw.take_status();
   }
   if (piece == 0) piece = piece_of(bytes);
@@ -216,19 +218,25 @@ Result<cu::CUdeviceptr> RangeTable::reserve_aligned(std::size_t bytes, int devic
   return raw;
 }
 
-Status RangeTable::count(std::size_t bytes) {
+void RangeTable::set_limit(std::size_t bytes, int device) {
   const std::lock_guard guard(mutex_);
-  if (limit_ > 0 && total_bytes_ + bytes > limit_)
-    return {Code::kOutOfDeviceMemory,
-            "UMEM_GUARD keeps all managed memory within the device's free memory at start"};
-  total_bytes_ += bytes;
+  totals_[device].limit = bytes;
+}
+
+Status RangeTable::count(std::size_t bytes, int device) {
+  const std::lock_guard guard(mutex_);
+  Total& total = totals_[device];
+  if (total.limit > 0 && total.bytes + bytes > total.limit)
+    return {Code::kOutOfDeviceMemory, kGuardRefusal};
+  total.bytes += bytes;
   return {};
 }
 
-void RangeTable::freed(std::size_t bytes) {
+void RangeTable::freed(std::size_t bytes, int device) {
   const std::lock_guard guard(mutex_);
-  UMEM_ASSERT(total_bytes_ >= bytes, "the bytes of a range are counted");
-  total_bytes_ -= bytes;
+  Total& total = totals_[device];
+  UMEM_ASSERT(total.bytes >= bytes, "the bytes of a range are counted");
+  total.bytes -= bytes;
 }
 
 void RangeTable::give_back_ids(RangeId head) {
@@ -262,7 +270,7 @@ Status RangeTable::destroy(RangeId id, const driver::Place& place, Freer* freer)
     return status;
   }
   give_back_ids(id);
-  freed(range.bytes);
+  freed(range.bytes, place.device);
   return {};
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -22,6 +23,10 @@ namespace umem::managed {
 
 using RangeId = std::uint32_t;
 inline constexpr RangeId kNoRange = 0;  // ids start at 1
+
+// Why a range beyond the limit is refused.
+inline constexpr char kGuardRefusal[] =
+    "UMEM_GUARD keeps managed memory within what each device had free at its first use";
 
 // Address space of a large block: whole pages up to 32 MiB, then multiples of an eighth of a power
 // of two, so that ranges fit later requests of similar sizes. Pages beyond the request are never
@@ -49,8 +54,8 @@ class RangeTable {
   RangeTable(const RangeTable&) = delete;
   RangeTable& operator=(const RangeTable&) = delete;
 
-  // Upper bound of the bytes of all ranges; 0: unbounded. Ranges that are being freed count.
-  void set_limit(std::size_t bytes) { limit_ = bytes; }
+  // Upper bound of the bytes of a device's ranges; 0: unbounded. Ranges that are being freed count.
+  void set_limit(std::size_t bytes, int device);
   void set_managed(bool managed) { managed_ = managed; }
   // Ranges made from now on are mapped memory; false: the driver's. No range may exist.
   void set_mapped(bool mapped) { uses_mapped_ = mapped; }
@@ -85,7 +90,7 @@ class RangeTable {
   // With a freer, ids and addresses are removed at once, and the freer frees the memory.
   Status destroy(RangeId id, const driver::Place& place, Freer* freer = nullptr);
   // A freer has freed the memory of a range.
-  void freed(std::size_t bytes);
+  void freed(std::size_t bytes, int device);
 
   // A subrange: additional ids, a head and its pieces, for some whole pages of the range. Addresses
   // map to the range unless a subrange is shown; shown subranges do not overlap.
@@ -137,7 +142,7 @@ class RangeTable {
     return blocks_[id >> kBlockBits].load(std::memory_order_acquire)[id & (kBlock - 1)];
   }
   void set(RangeId id, const Range& range);
-  Status count(std::size_t bytes);
+  Status count(std::size_t bytes, int device);
   Result<cu::CUdeviceptr> reserve_aligned(std::size_t bytes, int device, std::uintptr_t& base);
   Status reserve(std::size_t bytes, int device, cu::CUdeviceptr& ptr);
   bool ids_for(std::size_t bytes) const;
@@ -149,7 +154,7 @@ class RangeTable {
   const driver::Table& table_;
   PageMap map_;
   const std::unique_ptr<std::atomic<Range*>[]> blocks_;
-  std::atomic<std::size_t> limit_{0}, piece_{kPieceBytes};
+  std::atomic<std::size_t> piece_{kPieceBytes};
   std::atomic<bool> managed_{true}, uses_mapped_{false};
   mutable MappedMemory mapped_{table_};
 
@@ -157,7 +162,10 @@ class RangeTable {
   RangeId next_id_ = 1;
   std::vector<RangeId> free_ids_;
   std::set<std::size_t> cut_sizes_;  // of ranges
-  std::size_t total_bytes_ = 0;
+  struct Total {
+    std::size_t bytes = 0, limit = 0;  // limit 0: none
+  };
+  std::map<int, Total> totals_;  // by device
 };
 
 }  // namespace umem::managed

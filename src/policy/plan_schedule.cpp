@@ -259,7 +259,7 @@ RangeId PlanSchedule::next_fetch(const CandidateView& view) {
     if (!late && !stale(*next)) {
       if (marked(evict_mark_, next->tensor)) return kNoRange;
       if (view.away(id)) {
-        // What pressure drove out for the plan's headroom would fill it again at once.
+        // A unit that left for the plan's headroom would fill it again at once.
         const auto headroom = static_cast<std::size_t>(next->planned ? 0 : cursor_.plan().headroom);
         if (view.ledger.at(id).bytes + headroom > view.available_bytes || !admits(view, *next))
           return kNoRange;

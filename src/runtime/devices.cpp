@@ -86,11 +86,11 @@ Status resolve_budget(const State& s, const driver::Place& place, std::size_t ou
 }
 
 Status limit_ranges(State& s, const driver::Place& place) {
-  s.ranges.set_limit(0);
+  s.ranges.set_limit(0, place.device);
   if (!s.options.guard || s.mapped()) return {};  // it bounds managed memory
   Result<driver::MemoryInfo> memory = driver::memory_info(s.driver.table, place);
   if (!memory.ok()) return memory.take_status();
-  s.ranges.set_limit(memory.value().free_bytes);
+  s.ranges.set_limit(memory.value().free_bytes, place.device);
   return {};
 }
 
@@ -183,7 +183,7 @@ static Result<std::unique_ptr<Device>> make_device(State& s, const driver::Place
   }
   const std::size_t outside = s.requested[static_cast<std::size_t>(ordinal)].outside_bytes;
   UMEM_RETURN_IF_ERROR(resolve_budget(s, place, outside, options));
-  if (s.opened == 0) UMEM_RETURN_IF_ERROR(limit_ranges(s, place));
+  UMEM_RETURN_IF_ERROR(limit_ranges(s, place));
   auto made = std::make_unique<Device>(s.driver, s.ranges, place, *s.managed,
                                        *policy::find(options.policy), &release_cached);
   made->ballast = std::move(ballast);

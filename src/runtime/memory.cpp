@@ -211,7 +211,8 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
       listener({arena::EventKind::kOutOfMemory, device.place.device, 0, bytes, bytes,
                 reinterpret_cast<std::uintptr_t>(stream)});
     std::string why = status.message();
-    if (status.code() == Code::kOutOfDeviceMemory && !s.driver.disk.empty())
+    if (status.code() == Code::kOutOfDeviceMemory && !s.driver.disk.empty() &&
+        why != managed::kGuardRefusal)
       why =
           "the disk of '" + s.driver.disk +
           "' takes no more: it is full, or the limit of its file is reached; free space, raise the "

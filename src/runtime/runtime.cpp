@@ -15,6 +15,7 @@
 #include "runtime/recorder_lock.h"
 #include "runtime/reports.h"
 #include "runtime/settle.h"
+#include "soft/device.h"
 
 namespace umem::runtime {
 namespace {
@@ -38,6 +39,7 @@ bool same_device(const Options& a, const Options& b) {
   as_a.host_budget_bytes = a.host_budget_bytes;
   as_a.min_swap_bytes = a.min_swap_bytes;
   as_a.floor_bytes = a.floor_bytes;
+  as_a.disk_bytes_a_day = a.disk_bytes_a_day;
   as_a.policy = a.policy;
   as_a.watchdog_s = a.watchdog_s;
   return as_a == a;
@@ -80,11 +82,12 @@ void keep_own_ops(State& s) {
 }
 
 // A forked child gets a consistent copy; if a GPU was in use, a copy that touches nothing.
-// Registered after the device's handlers, and therefore locked before them, which is the lock
-// order.
+// Registered after the software device's handlers, and therefore locked before them, which is the
+// lock order. A process that began with a GPU may open a software device later.
 void register_fork_handlers() {
   static std::once_flag once;
   std::call_once(once, [] {
+    soft::register_fork_handlers();
     pthread_atfork(&lock_for_fork, &unlock_after_fork, [] {
       unlock_after_fork();
       State& s = state();
@@ -167,8 +170,22 @@ Status apply_limits(State& s, const Options& options) {
 
 }  // namespace
 
+// Returns the options with the share of the budget that an open device has given to pages on their
+// way to and from the disk.
+static Options with_staging(Options options, std::size_t staging) {
+  const auto keep = [&](std::size_t& bytes) {
+    const std::size_t both = bytes + options.staging_bytes;
+    if (bytes > 0) bytes = both - std::min(both, staging);
+  };
+  keep(options.device_bytes);
+  keep(options.budget_bytes);
+  options.staging_bytes = staging;
+  return options;
+}
+
 // Requires the registry's lock. Restarts with the devices that live blocks keep open.
 static Status resume(State& s, const Options& options) {
+  UMEM_RETURN_IF_ERROR(check_options(options));
   if (!same_device(options, s.options))
     return {Code::kBadState, "tensors of the previous session are still alive on the device '" +
                                  s.options.device + ":" + s.options.profile +
@@ -201,7 +218,7 @@ Status start(const Options& options) {
   if (s.forked)
     return {Code::kBadState, "the process was forked after umem had used a GPU; start it by spawn"};
   if (s.accepting)
-    return options == s.options
+    return with_staging(options, s.options.staging_bytes) == s.options
                ? Status()
                : Status(Code::kBadState, "umem is running with other options; disable it first");
   s.unmanaged.begin();
@@ -210,7 +227,8 @@ Status start(const Options& options) {
     all.each([](Device& device) { retire_reclaimed(device); });
     if (!all.busy()) UMEM_RETURN_IF_ERROR(close_locked(s, all));
   }
-  UMEM_RETURN_IF_ERROR(s.open() ? resume(s, options) : open_locked(s, options));
+  UMEM_RETURN_IF_ERROR(s.open() ? resume(s, with_staging(options, s.options.staging_bytes))
+                                : open_locked(s, options));
   s.accepting = true;
   return {};
 }

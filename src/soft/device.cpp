@@ -41,29 +41,6 @@ void unlock_after_fork() {
   pthread_sigmask(SIG_SETMASK, &previous, nullptr);
 }
 
-// A forked child keeps a private copy of the whole device, consistent because no thread was inside.
-void register_fork_handlers() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    pthread_atfork(
-        [] {
-          const sigset_t previous = block_signals();
-          device_mutex().lock();
-          g_signals_before_fork = previous;
-          if (Disk* disk = open_disk()) disk->prepare_fork();
-        },
-        [] {
-          if (Disk* disk = open_disk()) disk->forked_parent();
-          unlock_after_fork();
-        },
-        [] {
-          if (Disk* disk = open_disk()) disk->forked_child();
-          end_system_calls();
-          unlock_after_fork();
-        });
-  });
-}
-
 driver::Telemetry telemetry() {
   DeviceLock lock;
   if (!g_device) return {};
@@ -128,12 +105,34 @@ driver::Operation end_operation() {
 
 }  // namespace
 
+// A forked child keeps a private copy of the whole device, consistent because no thread was inside.
+void register_fork_handlers() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    pthread_atfork(
+        [] {
+          const sigset_t previous = block_signals();
+          device_mutex().lock();
+          g_signals_before_fork = previous;
+          if (Disk* disk = open_disk()) disk->prepare_fork();
+        },
+        [] {
+          if (Disk* disk = open_disk()) disk->forked_parent();
+          unlock_after_fork();
+        },
+        [] {
+          if (Disk* disk = open_disk()) disk->forked_child();
+          end_system_calls();
+          unlock_after_fork();
+        });
+  });
+}
+
 Status open(const Options& options, driver::Driver& driver) {
   if (!options.profile) return {Code::kInvalidArgument, "a device profile is needed"};
   const std::size_t frames = options.device_bytes >> kPageShift;
   if (frames < kMinFrames)
     return {Code::kInvalidArgument, "the software device needs at least 4 frames of 2 MiB"};
-  register_fork_handlers();
   if (!options.disk.empty() && (!options.backed || options.uvm))
     return {Code::kInvalidArgument, "a disk is for a device with memory, and frees its frames"};
   const DiskOptions disk{options.disk, options.disk_bytes,

@@ -32,6 +32,10 @@ struct Options {
   std::size_t disk_bytes = 0, staging_bytes = 0;
 };
 
+// Once for the process, before the handlers of who calls the device under locks: handlers lock in
+// the reverse order of their registration.
+void register_fork_handlers();
+
 // Opens this process's software device (there is one at a time) and fills `driver`.
 // kBadState if one is open, kInvalidArgument if the folder cannot hold it, kNotSupported if the
 // kernel lacks mremap(MREMAP_DONTUNMAP) (Linux 5.7).

@@ -214,3 +214,21 @@ with enable("64MiB", policy="lru"):
     del x, y, z
 """,
     )
+
+
+def test_the_guard_bounds_each_device_by_its_own_memory(program: Program) -> None:
+    two_devices(
+        program,
+        """
+umem.enable(budget="256MiB", guard=True)
+def take(mib, device):
+    return torch.empty(mib << 20, dtype=torch.uint8, device=f"cuda:{device}")
+held = [take(100, device) for device in (0, 1) for _ in range(4)]
+try:
+    take(200, 1)
+except RuntimeError as error:
+    assert "UMEM_GUARD" in str(error), error
+else:
+    raise AssertionError("600 MiB on a device of 512")
+""",
+    )

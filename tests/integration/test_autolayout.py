@@ -99,6 +99,17 @@ def training() -> Callable[[int], None]:
     return run
 
 
+def test_a_layout_goes_with_the_budget_that_the_step_fitted() -> None:
+    with umem.enable(budget=PLENTY, device="soft"):
+        run = training()
+        run(5)
+        assert core.layout_status()["entries"] > 0
+        umem.set_budget(TIGHT)
+        run(5)
+        assert core.layout_status()["entries"] == 0
+        del run
+
+
 def test_a_plan_that_loses_its_resident_layout_is_made_for_the_whole_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import umem
+from umem.base import host
+from umem.base.native import core
 from umem.config import settings
 from umem.errors import ConfigError, NotSupportedError
 from umem.session import resolve
@@ -22,6 +25,9 @@ REFUSED = {
     ),
     "a limit without a disk": ("soft", {"disk_writes": "1GB/day"}, "disk_writes=.*a disk"),
     "a GPU's budget below the floor": ("cuda", {"budget": "2MiB"}, "budget=: .*floor"),
+    "a budget above the GPU's size": (
+        "cuda", {"device": "cuda:8GiB", "budget": "16GiB"}, "budget=: 16 GiB is more than",
+    ),
     "recomputation without torch": (
         "cuda", {"allocator": "none", "recompute": "auto"}, "recompute=: .*allocator=none",
     ),
@@ -43,6 +49,26 @@ def test_what_cannot_be_is_refused_by_its_option(
     kind, given, message = REFUSED[case]
     with pytest.raises(ConfigError, match=message):
         options(monkeypatch, kind, given)
+
+
+def test_a_restart_counts_the_memory_that_live_tensors_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def available() -> int:
+        figures = core.stats() if core.opened_devices() else {}
+        held = ("resident_bytes", "host_bytes")
+        return (256 << 20) - sum(figures.get(name, 0) for name in held)
+
+    monkeypatch.setattr(host, "available_memory", available)
+    found = []
+    kept: list[int] = []
+    for _ in range(3):
+        with umem.enable(budget="64MiB", device="soft", allocator="none"):
+            found.append(umem.stats().host_budget_bytes)
+            kept.append(core.allocate(48 << 20))
+    for ptr in kept:
+        core.release(ptr)
+    assert len(set(found)) == 1
 
 
 def test_a_folder_that_cannot_hold_files_is_refused(

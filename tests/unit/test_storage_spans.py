@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,6 +149,13 @@ def test_arrays_of_other_frameworks(name: str) -> None:
         ("b.0", 16384, 64, True),
         ("b.1", 0, 0, True),
     ]
+
+
+@pytest.mark.parametrize("dtype", ["<U5", "<M8[25s]", "|S3", "|V7", "<c16"])
+def test_items_of_unusual_types(dtype: str) -> None:
+    array = np.zeros(6, dtype)
+    (part,) = parts([array], "x")
+    assert part.span == (array.ctypes.data, array.nbytes)
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     program.add_arguments(parser, "three")
     plan_model.add_arguments(parser)
-    text = f"{BUDGET_ALLOWED} (default: the device's memory)".replace("%", "%%")
-    parser.add_argument("--budget", help=text)
+    text = f"{BUDGET_ALLOWED} (default: the device's memory, with --train less 512 MiB)"
+    parser.add_argument("--budget", help=text.replace("%", "%%"))
     add_device(parser)
     plan_ranks.add_arguments(parser)
     text = f"policies to compare, or all (default: {' '.join(POLICIES)})"

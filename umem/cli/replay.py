@@ -39,9 +39,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "replay",
         help="replay a recorded trace under policies, budgets and devices",
         description="Replay a trace on a simulated device, with the runtime's own engine, in "
-        "virtual time and without data. The last step is repeated until two in a row are equal; "
-        "the figures are those of the last repeat. Each device of a trace is replayed alone, with "
-        "its own budget. Exit code 1 if a replay failed.",
+        "virtual time and without data. The last step is repeated until two in a row are nearly "
+        "equal; the figures are those of the last repeat. Each device of a trace is replayed "
+        "alone, with its own budget. Exit code 1 if a replay failed.",
     )
     parser.add_argument("trace", type=Path, help="a .jsonl or .jsonl.gz file")
     parser.add_argument(

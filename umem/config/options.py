@@ -191,7 +191,8 @@ OPTIONS = (
         "layout", "UMEM_LAYOUT", "choice", parsers.choice(*_LAYOUTS), "auto", ", ".join(_LAYOUTS),
         "Large blocks whose lifetimes do not overlap share addresses, as planned from a "
         "recorded step (docs/sharing.md): `auto` if the step fits the budget; `on` also if it "
-        "does not, brief blocks only under `backing=mapped`. For policies that plan.",
+        "does not, under `backing=mapped` brief blocks only and with the policy `auto`. For "
+        "policies that plan.",
     ),
     Option(
         "summary", "UMEM_SUMMARY", "switch", parsers.parse_switch, "off", parsers.SWITCH_ALLOWED,

@@ -87,7 +87,7 @@ def sleep(tags: Iterable[str] | None = None, keep: str = "host") -> Sleep:
 
 
 def wake(tags: Iterable[str] | None = None) -> int:
-    """Bring back sleeping memory, most recently used first; return its bytes.
+    """Bring back sleeping memory in the order of its last use; return its bytes.
 
     The transfers continue after this returns, and each operator waits for the tensors that it uses.
     If the memory no longer fits, the least recently used tensors stay on the host until they are

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -183,7 +184,9 @@ def stream_of(array: Any) -> int:
 
 
 def _span_of(interface: dict[str, Any]) -> tuple[int, int, bool]:
-    item = int("".join(filter(str.isdigit, interface["typestr"])))
+    kind, count = interface["typestr"][1], re.match(r"\d+", interface["typestr"][2:])
+    assert count is not None, "an array interface names its item size"
+    item = int(count[0]) * (4 if kind == "U" else 1)  # U counts characters
     shape, strides = tuple(interface["shape"]), interface.get("strides")
     first = interface["data"][0]
     if 0 in shape:

@@ -86,6 +86,8 @@ class Layouts:
         if resident is not None:
             self._keep(number, _Made(resident, step, guessed=False, resident=True))
         elif step.peak_bytes > budget and (self._mode == "auto" or core.room_ahead(self._device)):
+            if self._installed:  # made for a budget that the step fitted
+                self._clear()
             return
         else:
             self._make(number, step, guess=True)

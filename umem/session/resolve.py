@@ -194,9 +194,7 @@ def soft_budget(settings: Settings, *, available: int | None, threads: int) -> i
     else:
         reason = "auto cannot find out how much memory is available"
         raise settings.refusal("budget", reason, "bytes as 8GiB")
-    if size is not None and count > size:
-        reason = f"{format_bytes(count)} is more than the device's {format_bytes(size)}"
-        raise settings.refusal("budget", reason, "up to the device's size")
+    _check_size(settings, count)
     staging = _staging_bytes(count) if settings.disk is not None else 0
     if count - staging < floor_bytes(threads):
         reason = _below_floor(count - staging, threads)
@@ -229,7 +227,16 @@ def _cuda_budget(settings: Settings) -> int:
         least = format_bytes(floor_bytes(1))
         reason = f"{format_bytes(count)} is below the floor of {least}"
         raise settings.refusal("budget", reason, f"{least} and up")
+    _check_size(settings, count or 0)
     return count or 0
+
+
+def _check_size(settings: Settings, count: int) -> None:
+    """Refuse a budget above the size of the device, if that has one."""
+    size = settings.device.bytes
+    if size is not None and count > size:
+        reason = f"{format_bytes(count)} is more than the device's {format_bytes(size)}"
+        raise settings.refusal("budget", reason, "up to the device's size")
 
 
 def _below_floor(count: int, threads: int) -> str:
@@ -244,10 +251,24 @@ def _below_floor(count: int, threads: int) -> str:
 def _available() -> int | None:
     """Return the bytes of this machine that are available to this rank; None if not known.
 
-    The ranks of a host start together, and share it equally.
+    The ranks of a host start together, and share it equally. A device that live tensors keep
+    open holds memory that is this rank's already.
     """
     found, mine = host.available_memory(), ranks.rank()
-    return found if found is None or mine is None else found // mine.local_world
+    if found is None:
+        return None
+    return (found if mine is None else found // mine.local_world) + _held()
+
+
+def _held() -> int:
+    """Return the bytes of this machine's memory that umem's open devices hold."""
+    from ..base.native import core
+
+    if not core.opened_devices():
+        return 0
+    figures, options = core.stats(), core.current_options()
+    held = 0 if options.disk else figures["host_bytes"]
+    return held + (figures["resident_bytes"] if options.device == "soft" else 0)
 
 
 def _check_policy(settings: Settings) -> None:

@@ -290,10 +290,11 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
         if host_budget is None:
             host_count = core.current_options().host_budget_bytes
         staging = core.current_options().staging_bytes
-        if count <= staging:
+        least = core.current_options().floor_bytes + staging
+        if count < least:
             raise ConfigError(
                 f"umem.set_budget({budget!r}): pages on their way to and from the disk take "
-                f"{format_bytes(staging)} of it; allowed: more than that and the minimum budget"
+                f"{format_bytes(staging)} of it; allowed: at least {format_bytes(least)}"
             )
         core.set_budget(count - staging, host_count)
         session.settings = changed

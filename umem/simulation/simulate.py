@@ -45,9 +45,9 @@ def simulate(
         repeats: steps at most, 1 and up.
 
     Raises:
-        ConfigError: no such policy or device, or a malformed budget.
-        PlanError: the program cannot be run on tensors without data, or the policy returned no
-            `Plan`, or one that is refused (docs/policies.md).
+        ConfigError: no such policy or device, a malformed budget, or the policy returned None.
+        PlanError: the program cannot be run on tensors without data, or the policy returned
+            something that is no `Plan`, or one that is refused (docs/policies.md).
         TraceError: the file is no valid trace.
         StateError: umem is on in this process, or another simulation runs.
     """
