@@ -76,7 +76,6 @@ Status Sharing::part(bool at_rest, const std::vector<RangeId>& lost, std::vector
   UMEM_RETURN_IF_ERROR(state_.mapped()->part(pages_.span(), spans_));
   for (RangeId id : ids) {
     ledger.set_joined(id, false);
-    if (state_.follows_plans()) state_.planned->evicted(id);
     parted.push_back(id);
     ledger.set_state(id, has(lost, id) ? State::kVoid : State::kHost);
     if (has(lost, id)) continue;

@@ -183,10 +183,13 @@ Plan without_moves(const Plan& plan) {
   return made;
 }
 
+bool moves_anything(const Plan& plan) {
+  return !plan.evict_after.empty() || !plan.cold_after.empty() || !plan.fetch_after.empty() ||
+         !plan.copy_after.empty();
+}
+
 bool leaves_victims_to_lru(const Plan& plan) {
-  const bool moves = !plan.evict_after.empty() || !plan.cold_after.empty() ||
-                     !plan.fetch_after.empty() || !plan.copy_after.empty();
-  return !moves && plan.keep.empty() && plan.window == 0 &&
+  return !moves_anything(plan) && plan.keep.empty() && plan.window == 0 &&
          static_cast<Order>(plan.order) == Order::kLru;
 }
 

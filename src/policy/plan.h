@@ -59,6 +59,9 @@ UMEM_API std::int64_t number_of(std::string_view op);
 // A plan for the same steps without moves, which knows what they do not write.
 Plan without_moves(const Plan& plan);
 
+// True if the plan asks for a move, now or under pressure.
+bool moves_anything(const Plan& plan);
+
 // True if nothing in the plan says what leaves first.
 bool leaves_victims_to_lru(const Plan& plan);
 

@@ -244,9 +244,10 @@ void PlanCursor::count_elsewhere(const CandidateView& view, const OpUse& used, s
 }
 
 // The program has its small blocks at other places than in the plan, which moves what the program
-// is about to use.
+// is about to use. A plan for a step that fits moves nothing, whatever its order.
 bool PlanCursor::harms_elsewhere() const {
-  return elsewhere_bytes_ > max_elsewhere_bytes_ && !leaves_victims_to_lru(plan_);
+  return elsewhere_bytes_ > max_elsewhere_bytes_ && !leaves_victims_to_lru(plan_) &&
+         (plan_.gated == 0 || moves_anything(plan_));
 }
 
 // The op is not the one that the plan expects, or the cursor is already lost. The program continues

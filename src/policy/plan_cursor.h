@@ -1,5 +1,6 @@
 // A program's position in a plan: its current op, and the unit of each tensor. If the program
-// deviates, the cursor is lost until an op looks like one that is still to come.
+// deviates, the cursor is lost until an op looks like one that is still to come; if its small
+// blocks are at other places, for the rest of the step.
 #pragma once
 #include <cstddef>
 #include <cstdint>

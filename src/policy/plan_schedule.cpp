@@ -259,10 +259,14 @@ RangeId PlanSchedule::next_fetch(const CandidateView& view) {
     if (!late && !stale(*next)) {
       if (marked(evict_mark_, next->tensor)) return kNoRange;
       if (view.away(id)) {
+        const std::size_t bytes = view.ledger.at(id).bytes;
+        if (bytes > view.available_bytes || !admits(view, *next)) return kNoRange;
         // A unit that left for the plan's headroom would fill it again at once.
-        const auto headroom = static_cast<std::size_t>(next->planned ? 0 : cursor_.plan().headroom);
-        if (view.ledger.at(id).bytes + headroom > view.available_bytes || !admits(view, *next))
-          return kNoRange;
+        const auto headroom = static_cast<std::size_t>(cursor_.plan().headroom);
+        if (!next->planned && bytes + headroom > view.available_bytes) {
+          drop_head();
+          continue;
+        }
         started(*next);
         drop_head();
         return id;

@@ -39,8 +39,8 @@ class PlanSchedule {
     write_back_.clear();
     end_write_back_.clear();
   }
-  // The unit was evicted for lack of room. If the plan has it on the device, it returns for its
-  // next use as soon as it fits: an on-demand fetch would queue behind all earlier requests.
+  // The unit was evicted for lack of room, or slept. If the plan has it on the device, it returns
+  // for its next use if it fits: an on-demand fetch would queue behind all earlier requests.
   void evicted(RangeId id);
   // True if the plan fetches the tensor for its next use and has not begun to: until then it needs
   // no room.

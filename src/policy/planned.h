@@ -51,7 +51,7 @@ class Planned {
   void forgotten(RangeId id);
   // An op writes a unit of those that no op was to write.
   void written(RangeId id);
-  // A unit was evicted because room was short, and not because the plan asked for it.
+  // A unit is away because room was short or it slept, and not because the plan asked for it.
   void evicted(RangeId id);
   // An op ended; a step ended.
   Followed op_ended(const CandidateView& view, const OpUse& op);

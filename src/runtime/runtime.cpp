@@ -104,8 +104,8 @@ void forget_device_budgets(State& s) {
 }
 
 Status open_locked(State& s, const Options& options) {
-  UMEM_RETURN_IF_ERROR(open_driver(s, options));
   register_fork_handlers();
+  UMEM_RETURN_IF_ERROR(open_driver(s, options));
   s.last = {};
   s.steps = s.plans_rolled_back = s.thrashed_bytes = 0;
   s.steps_given = false;
@@ -185,12 +185,12 @@ static Options with_staging(Options options, std::size_t staging) {
 
 // Requires the registry's lock. Restarts with the devices that live blocks keep open.
 static Status resume(State& s, const Options& options) {
-  UMEM_RETURN_IF_ERROR(check_options(options));
   if (!same_device(options, s.options))
     return {Code::kBadState, "tensors of the previous session are still alive on the device '" +
                                  s.options.device + ":" + s.options.profile +
                                  "', or a graph is being captured; free them, or keep the device "
                                  "options"};
+  UMEM_RETURN_IF_ERROR(check_options(options));
   each_device(s, [](Device& device) { device.engine.finish_moves(); });
   forget_device_budgets(s);
   UMEM_RETURN_IF_ERROR(apply_limits(s, options));

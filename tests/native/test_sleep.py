@@ -117,19 +117,24 @@ def test_an_op_brings_what_it_needs_and_an_allocation_gets_memory(program: Progr
     assert program.away() == set()
 
 
-def test_a_plan_does_not_end_a_sleep() -> None:
+def test_a_plan_does_not_end_a_sleep_and_brings_what_wakes() -> None:
     with running(options(FRAMES * PAGE, policy="planned")) as program:
-        plan = columns(weights(program, "abc"), [[0], [1], [2]], gated=1, occupancy=[12 * MIB] * 3,
-                       capacity=FRAMES * PAGE)  # fmt: skip
+        plan = columns(weights(program, "abc"), [[0], [1], [0], [2]], gated=1,
+                       occupancy=[12 * MIB] * 4, capacity=FRAMES * PAGE)  # fmt: skip
         _core.install_plan(plan)
-        for _ in range(2):
-            for name in "abc":
-                program.op(name)
-            _core.step()
+        for name in "abac":
+            program.op(name)
+        _core.step()
+        program.op("a")
         _core.sleep(ALL, False)
         program.op("b")
         assert program.away() == {"a", "c"}
-        assert _core.wake(ALL, 0) == 8 * MIB
+        _core.set_budget(8 * MIB, 0)
+        assert _core.wake(ALL, 0) == 4 * MIB  # there is no room for both
+        assert program.away() == {"c"}
+        _core.set_budget(FRAMES * PAGE, 0)
+        program.op("a")
+        assert program.away() == set()  # before its op
 
 
 def test_units_are_by_last_use_as_they_were(program: Program) -> None:

@@ -86,7 +86,7 @@ class Layouts:
         if resident is not None:
             self._keep(number, _Made(resident, step, guessed=False, resident=True))
         elif step.peak_bytes > budget and (self._mode == "auto" or core.room_ahead(self._device)):
-            if self._installed:  # made for a budget that the step fitted
+            if self._installed and self._installed not in self._made:  # of another budget
                 self._clear()
             return
         else:

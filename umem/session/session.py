@@ -291,7 +291,7 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
             host_count = core.current_options().host_budget_bytes
         staging = core.current_options().staging_bytes
         least = core.current_options().floor_bytes + staging
-        if count < least:
+        if staging and count < least:
             raise ConfigError(
                 f"umem.set_budget({budget!r}): pages on their way to and from the disk take "
                 f"{format_bytes(staging)} of it; allowed: at least {format_bytes(least)}"
