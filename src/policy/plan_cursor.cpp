@@ -10,9 +10,10 @@ namespace {
 
 // The number of consecutive ops on small blocks alone that may be missing or additional.
 constexpr std::size_t kMaxStrays = 64;
-// One in this many bytes that a step uses may be in a segment that the plan has for other ops. In
-// steps that repeat, it is at most one in 25; at one in 8 a plan moves four times lru's bytes.
-constexpr std::size_t kElsewhere = 20;
+// Bytes of segments that ops bring in where the plan has no use of them may be one in so many bytes
+// that the plan evicts, or that ops use if it only orders what leaves. Without such a limit, a plan
+// moved four times lru's bytes.
+constexpr std::size_t kOfEvicted = 8, kOfUsed = 40;
 
 }  // namespace
 
@@ -63,7 +64,10 @@ void PlanCursor::index_uses() {
       max_elsewhere_bytes_ += static_cast<std::size_t>(plan_.bytes[tensor]);
       use_op_[fill[tensor]++] = static_cast<std::uint32_t>(op);
     }
-  max_elsewhere_bytes_ /= kElsewhere;
+  std::size_t leaving = 0;
+  for (const std::int64_t t : plan_.evict_tensor)
+    leaving += static_cast<std::size_t>(plan_.bytes[static_cast<std::size_t>(t)]);
+  max_elsewhere_bytes_ = leaving > 0 ? leaving / kOfEvicted : max_elsewhere_bytes_ / kOfUsed;
   first_use_.assign(m, kNever);
   next_step_use_.assign(m, kNever);
   for (std::size_t t = 0; t < m; ++t)
@@ -223,23 +227,25 @@ Followed PlanCursor::op_ended(const CandidateView& view, const OpUse& used, bool
   strays_ = 0;
   allocated_.clear();
   if (has_segments()) count_elsewhere(view, used, op);
+  since_ = view.ledger.now();
   while (next_op_ <= op) pass_op();
   if (!harms_elsewhere()) return Followed::kHit;
   lose();
   return Followed::kMiss;
 }
 
-// Counts what the op, which is the plan's, uses of segments that the plan has for other ops.
-// Segments that the plan does not know are no harm.
+// Counts what the op, which is the plan's, brought in of segments that the plan has for other ops.
 void PlanCursor::count_elsewhere(const CandidateView& view, const OpUse& used, std::size_t op) {
   const auto planned = plan_.used_by(op);
   for (std::size_t i = 0; i < used.count; ++i) {
     const RangeId id = used.ids[i];
     const Tensor tensor = view.live(id) ? tensor_of(id) : kNoTensor;
     if (tensor == kNoTensor || !is_segment(tensor)) continue;
-    if (std::find(planned.begin(), planned.end(), tensor) == planned.end() &&
+    const residency::Unit& unit = view.ledger.at(id);
+    const bool came = unit.host_bytes > 0 && unit.first_use > since_;
+    if (came && std::find(planned.begin(), planned.end(), tensor) == planned.end() &&
         std::find(used.ids, used.ids + i, id) == used.ids + i)
-      elsewhere_bytes_ += view.ledger.at(id).bytes;
+      elsewhere_bytes_ += unit.bytes;
   }
 }
 

@@ -123,9 +123,10 @@ class PlanCursor {
   std::uint64_t ops_ = 0;
   std::uint64_t last_shape_ = 0;  // shape of the program's last op on large tensors; 0: unknown
   std::size_t next_op_ = 0, next_allocation_ = 0, strays_ = 0, detours_ = 0, resized_ = 0;
-  // Bytes that this step's ops used of segments that the plan has for other ops, and how many they
-  // may be.
+  // Bytes that this step's ops brought in of segments that the plan has for other ops, and how many
+  // they may be.
   std::size_t elsewhere_bytes_ = 0, max_elsewhere_bytes_ = 0;
+  std::uint64_t since_ = 0;  // the ledger's clock at the end of the last op that matched
   bool lost_ = false;
 };
 
