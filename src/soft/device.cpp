@@ -133,6 +133,7 @@ Status open(const Options& options, driver::Driver& driver) {
   const std::size_t frames = options.device_bytes >> kPageShift;
   if (frames < kMinFrames)
     return {Code::kInvalidArgument, "the software device needs at least 4 frames of 2 MiB"};
+  register_fork_handlers();
   if (!options.disk.empty() && (!options.backed || options.uvm))
     return {Code::kInvalidArgument, "a disk is for a device with memory, and frees its frames"};
   const DiskOptions disk{options.disk, options.disk_bytes,
