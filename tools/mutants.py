@@ -294,7 +294,7 @@ MUTANTS = (
     ),
     Mutant(
         "small blocks at other places are the plan's", _CURSOR,
-        "elsewhere_bytes_ > max_elsewhere_bytes_ &&", "false &&", FOLLOWED,
+        "misplaced_bytes_ > max_misplaced_bytes_ &&", "false &&", FOLLOWED,
     ),
     Mutant(
         "a step that ends early is complete", _CURSOR,

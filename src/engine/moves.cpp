@@ -207,14 +207,14 @@ Status Moves::part_layout(const std::vector<RangeId>* leaving, bool lost) {
   std::vector<RangeId> parted;
   UMEM_RETURN_IF_ERROR(
       sharing_.part(leaving != nullptr, leaving && lost ? *leaving : kNone, parted));
-  if (state_.follows_plans())  // what sleeps stays away until it is woken
-    for (RangeId id : parted)
-      if (!leaving || std::find(leaving->begin(), leaving->end(), id) == leaving->end())
-        state_.planned->evicted(id);
-  std::erase_if(parted, [&](RangeId id) {
-    if (!leaving) return !state_.ledger.kept_in_place(id);
-    return std::find(leaving->begin(), leaving->end(), id) != leaving->end();
-  });
+  if (leaving)  // what sleeps stays away until it is woken
+    std::erase_if(parted, [&](RangeId id) {
+      return std::find(leaving->begin(), leaving->end(), id) != leaving->end();
+    });
+  if (state_.follows_plans())
+    for (RangeId id : parted) state_.planned->evicted(id);
+  if (!leaving)
+    std::erase_if(parted, [&](RangeId id) { return !state_.ledger.kept_in_place(id); });
   return parted.empty() ? Status() : fetch(parted, nullptr);
 }
 

@@ -57,17 +57,17 @@ void PlanCursor::index_uses() {
   for (std::size_t t = 0; t < m; ++t) use_start_[t + 1] += use_start_[t];
   use_op_.resize(plan_.access_tensor.size());
   std::vector<std::size_t> fill(use_start_.begin(), use_start_.end() - 1);
+  std::size_t using_bytes = 0, leaving = 0;
   for (std::size_t op = 0; op < n_ops(); ++op)
     for (const std::int64_t used : plan_.used_by(op)) {
       const auto tensor = static_cast<std::size_t>(used);
       if (!is_segment(static_cast<Tensor>(tensor))) signature_[op] += mixed(tensor);
-      max_elsewhere_bytes_ += static_cast<std::size_t>(plan_.bytes[tensor]);
+      using_bytes += static_cast<std::size_t>(plan_.bytes[tensor]);
       use_op_[fill[tensor]++] = static_cast<std::uint32_t>(op);
     }
-  std::size_t leaving = 0;
   for (const std::int64_t t : plan_.evict_tensor)
     leaving += static_cast<std::size_t>(plan_.bytes[static_cast<std::size_t>(t)]);
-  max_elsewhere_bytes_ = leaving > 0 ? leaving / kOfEvicted : max_elsewhere_bytes_ / kOfUsed;
+  max_misplaced_bytes_ = leaving > 0 ? leaving / kOfEvicted : using_bytes / kOfUsed;
   first_use_.assign(m, kNever);
   next_step_use_.assign(m, kNever);
   for (std::size_t t = 0; t < m; ++t)
@@ -191,7 +191,7 @@ std::size_t PlanCursor::next_like(std::int64_t name) const {
 Followed PlanCursor::op_ended(const CandidateView& view, const OpUse& used, bool search) {
   const RangeId* const ids = used.ids;
   if (lost_) {
-    if (search && !harms_elsewhere()) return find_again(view, used);
+    if (search && !too_misplaced()) return find_again(view, used);
     allocated_.clear();
     last_shape_ = 0;
     return Followed::kNone;
@@ -226,16 +226,16 @@ Followed PlanCursor::op_ended(const CandidateView& view, const OpUse& used, bool
   }
   strays_ = 0;
   allocated_.clear();
-  if (has_segments()) count_elsewhere(view, used, op);
+  if (has_segments()) count_misplaced(view, used, op);
   since_ = view.ledger.now();
   while (next_op_ <= op) pass_op();
-  if (!harms_elsewhere()) return Followed::kHit;
+  if (!too_misplaced()) return Followed::kHit;
   lose();
   return Followed::kMiss;
 }
 
 // Counts what the op, which is the plan's, brought in of segments that the plan has for other ops.
-void PlanCursor::count_elsewhere(const CandidateView& view, const OpUse& used, std::size_t op) {
+void PlanCursor::count_misplaced(const CandidateView& view, const OpUse& used, std::size_t op) {
   const auto planned = plan_.used_by(op);
   for (std::size_t i = 0; i < used.count; ++i) {
     const RangeId id = used.ids[i];
@@ -245,14 +245,14 @@ void PlanCursor::count_elsewhere(const CandidateView& view, const OpUse& used, s
     const bool came = unit.host_bytes > 0 && unit.first_use > since_;
     if (came && std::find(planned.begin(), planned.end(), tensor) == planned.end() &&
         std::find(used.ids, used.ids + i, id) == used.ids + i)
-      elsewhere_bytes_ += unit.bytes;
+      misplaced_bytes_ += unit.bytes;
   }
 }
 
 // The program has its small blocks at other places than in the plan, which moves what the program
 // is about to use. A plan for a step that fits moves nothing, whatever its order.
-bool PlanCursor::harms_elsewhere() const {
-  return elsewhere_bytes_ > max_elsewhere_bytes_ && !leaves_victims_to_lru(plan_) &&
+bool PlanCursor::too_misplaced() const {
+  return misplaced_bytes_ > max_misplaced_bytes_ && !leaves_victims_to_lru(plan_) &&
          (plan_.gated == 0 || moves_anything(plan_));
 }
 
@@ -371,7 +371,7 @@ bool PlanCursor::step_ended() {
 void PlanCursor::restart() {
   lost_ = false;
   next_op_ = next_allocation_ = strays_ = detours_ = resized_ = 0;
-  elsewhere_bytes_ = 0;
+  misplaced_bytes_ = 0;
   last_shape_ = 0;
   next_use_.assign(use_start_.begin(), use_start_.end() - 1);
   adopted_.clear();

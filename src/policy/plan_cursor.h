@@ -51,7 +51,7 @@ class PlanCursor {
   // The number of allocations in this step whose size differs from the plan's.
   std::size_t resized() const { return resized_; }
   // How far small blocks are at other places than in the plan, in quarters of what it bears.
-  std::size_t misplaced() const { return elsewhere_bytes_ / (max_elsewhere_bytes_ / 4 + 1); }
+  std::size_t misplaced() const { return misplaced_bytes_ / (max_misplaced_bytes_ / 4 + 1); }
   // True if the plan has segments of small blocks, which have ops of their own.
   bool has_segments() const { return !home_of_.empty(); }
   // The number of ops since the last one that matched.
@@ -76,8 +76,8 @@ class PlanCursor {
   }
   void bind(Tensor tensor, RangeId id);
   void unbind(Tensor tensor);
-  void count_elsewhere(const CandidateView& view, const OpUse& used, std::size_t op);
-  bool harms_elsewhere() const;
+  void count_misplaced(const CandidateView& view, const OpUse& used, std::size_t op);
+  bool too_misplaced() const;
   void lose();
   void restart();
   Followed find_again(const CandidateView& view, const OpUse& used);
@@ -125,7 +125,7 @@ class PlanCursor {
   std::size_t next_op_ = 0, next_allocation_ = 0, strays_ = 0, detours_ = 0, resized_ = 0;
   // Bytes that this step's ops brought in of segments that the plan has for other ops, and how many
   // they may be.
-  std::size_t elsewhere_bytes_ = 0, max_elsewhere_bytes_ = 0;
+  std::size_t misplaced_bytes_ = 0, max_misplaced_bytes_ = 0;
   std::uint64_t since_ = 0;  // the ledger's clock at the end of the last op that matched
   bool lost_ = false;
 };

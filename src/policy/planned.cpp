@@ -316,21 +316,20 @@ void Planned::victims(const CandidateView& view, std::size_t need,
     return tensor == kNoTensor ? 0 : -cursor.next_use(tensor);
   };
 
-  const auto take_cold = [&] {
-    for (Tensor tensor : schedule.cold()) {
-      const RangeId id = cursor.unit_of(tensor);
-      if (need == 0) return;
-      if (id != kNoRange && schedule.cold(tensor) && view.evictable(id) &&
-          std::find(out.begin(), out.end(), id) == out.end())
-        take(id);
-    }
-  };
   std::array<std::vector<RangeId>, static_cast<std::size_t>(Class::kCount)> classes;
   for (RangeId id = view.ledger.oldest_resident(); id != kNoRange; id = view.ledger.at(id).newer)
     if (view.evictable(id) && !is_cold(id))
       classes[static_cast<std::size_t>(class_of(id))].push_back(id);
-  for (const std::vector<RangeId>& ids : classes) {
-    if (&ids == &classes[static_cast<std::size_t>(Class::kReturning)]) take_cold();
+  for (std::size_t c = 0; c < classes.size(); ++c) {
+    const std::vector<RangeId>& ids = classes[c];
+    if (static_cast<Class>(c) == Class::kReturning)
+      for (Tensor tensor : schedule.cold()) {
+        const RangeId id = cursor.unit_of(tensor);
+        if (need == 0) return;
+        if (id != kNoRange && schedule.cold(tensor) && view.evictable(id) &&
+            std::find(out.begin(), out.end(), id) == out.end())
+          take(id);
+      }
     std::vector<std::pair<std::int64_t, std::size_t>> found;  // rank, and place in `ids`
     for (std::size_t i = 0; i < ids.size() && need > 0; ++i)
       if (order == Order::kLru)

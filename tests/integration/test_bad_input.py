@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from typing import Any
 
 import numpy as np
@@ -331,29 +330,6 @@ def test_more_threads() -> None:
         assert run() == plain
     with umem.enable(budget="32MiB", device="soft"):
         assert run() == plain
-
-
-def test_compiled_functions() -> None:
-    def body(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x @ w).sin().mul(2).sum()
-
-    def run(function: Any) -> str:
-        torch.manual_seed(0)
-        x, w = torch.randn(1024, 1024), torch.randn(1024, 1024, requires_grad=True)
-        loss = function(x, w)
-        loss.backward()
-        assert w.grad is not None
-        return loss.item().hex() + w.grad.double().sum().item().hex()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of its compiler
-        try:
-            compiled = torch.compile(body)
-            plain = run(compiled)
-        except Exception as error:  # noqa: BLE001 - any reason why the compiler does not work here
-            pytest.skip(f"torch.compile does not work here: {error}")
-        with umem.enable(budget="8MiB", device="soft"):
-            assert run(compiled) == plain
 
 
 def test_a_block_above_the_budget_can_be_allocated_again() -> None:

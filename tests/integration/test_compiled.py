@@ -82,12 +82,12 @@ def test_kernels_run_without_umem_as_with_it(cache: str) -> None:
             print(ext.observer_counters()["ops"] - before, torch.equal(first, second))
             umem.enable(budget="8MiB", device="soft", policy="lru")
             before = ext.observer_counters()["ops"]
-            work(x, bias)
-            print(ext.observer_counters()["ops"] - before)
+            third = work(x, bias)
+            print(ext.observer_counters()["ops"] - before, torch.equal(second, third))
         """.replace("\n        ", "\n"),
         cache,
     )
-    assert out.split() == ["0", "True", "1"]
+    assert out.split() == ["0", "True", "1", "True"]
 
 
 def test_a_program_that_compiles_nothing_does_not_import_inductor() -> None:

@@ -127,6 +127,34 @@ def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert by_kind["held"]["line"] == f"{path}:9"
 
 
+ON_A_GPU = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+net = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+losses = []
+for (batch,) in DataLoader(TensorDataset(torch.randn(4096, 64)), batch_size=256):
+    loss = net(batch.cuda()).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.detach())
+"""
+
+
+@pytest.mark.parametrize(("kept", "found"), [("detach()", ["held"]), ("detach().cpu()", [])])
+def test_tensors_on_the_host_waste_nothing_of_a_gpu(
+    kept: str, found: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the loader's data, which the loader reads, nor copies that were made on purpose."""
+    path = tmp_path / "train.py"
+    path.write_text(ON_A_GPU.replace("detach()", kept))
+    assert cli.main(["lint", "--json", "--script", str(path)]) == 0
+    assert [each["kind"] for each in json.loads(capsys.readouterr().out)["findings"]] == found
+
+
 def test_a_script_whose_optimizers_do_not_step_in_turn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

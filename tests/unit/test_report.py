@@ -362,6 +362,29 @@ def test_updates_on_the_host_are_a_finding_with_the_time_of_their_replay() -> No
         assert again.step_us < 0.99 * shown.line.result.step_us
 
 
+def test_a_levers_gain_is_not_that_of_the_policy_it_needs() -> None:
+    """Under lru, the step gains most by the plan alone."""
+    step = step_of(synthetic.training(12, 2 * PAGE, 8 * PAGE, 3, us=300.0, optimizer=True))
+    shown = content(step, step.peak_bytes * 6 // 10)
+    plain = replay.replay_step(step, "auto", LINK, shown.line.result.budget)
+    assert plain.step_us < 0.9 * shown.line.result.step_us
+    levers = [one for one in shown.findings if one.setting.startswith("policy=auto ")]
+    assert levers
+    for one in levers:
+        gain = (plain.step_us - (one.step_us or 0)) / plain.step_us
+        assert f" {findings._percent(gain)} shorter than policy auto alone." in one.text
+
+
+def test_no_budget_above_the_devices_memory_is_named() -> None:
+    step = step_of(synthetic.training(8, 4 * PAGE, 6 * PAGE, 3))
+    budget = step.peak_bytes // 2
+    enough = content(step, budget)
+    small = dataclasses.replace(LINK, memory_bytes=step.peak_bytes * 3 // 4)
+    none = make.content(step, small, budget, title="a step", policy="lru")
+    assert any(one.setting.startswith("budget=") for one in enough.findings)
+    assert not any(one.setting.startswith("budget=") for one in none.findings)
+
+
 def test_a_step_with_updates_on_the_host_is_told_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

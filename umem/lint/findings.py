@@ -281,8 +281,9 @@ def _held(watched: Watched) -> Iterator[Finding]:
         by_line: dict[str, list[int]] = defaultdict(list)
         for block, (born, died) in life.items():
             known = recording.blocks[block]
-            grows = ends[step - 1] < born < ends[step] and died > ends[step + 1]
-            if grows and known.tag not in _LASTING and block not in lasting:
+            if known.on_host or known.tag in _LASTING or block in lasting:
+                continue
+            if ends[step - 1] < born < ends[step] and died > ends[step + 1]:
                 by_line[watched.lines[block]].append(known.bytes)
         growth.append(by_line)
     for line in growth[0].keys() & growth[1].keys():
@@ -306,7 +307,9 @@ def _unused(watched: Watched) -> Iterator[Finding]:
     begin = recording.span()[0]
     for block, (born, died) in recording.lifetimes().items():
         known = recording.blocks[block]
-        if block in read or died <= begin or not known.bytes or block in watched.of_backward:
+        if block in read or block in watched.of_backward or died <= begin:
+            continue
+        if known.on_host or not known.bytes:
             continue
         path = paths.get(block)
         if path is not None and watched.held[path].buffer:
