@@ -1,6 +1,6 @@
 """Writes the lists of src/torch_ext/*.def from those of umem.capture.op_semantics.
 
-They name operators that write more than their schemas declare. `--check` writes nothing and exits 1
+They name operators that read less, or write more, than their schemas declare. `--check` writes nothing and exits 1
 if a file is not up to date.
 """
 
@@ -14,12 +14,12 @@ from generated import write_or_check
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "src" / "torch_ext"
-FILES = ("overwrites.def", "receiving.def", "in_place.def")
+FILES = ("overwrites.def", "receiving.def", "in_place.def", "shape_only.def")
 
 
 def render(file: str) -> str:
     """Return one of `FILES` whole: a string literal and a comma on each line."""
-    from umem.capture.op_semantics import IN_PLACE, OVERWRITES, RECEIVING
+    from umem.capture.op_semantics import IN_PLACE, OVERWRITES, RECEIVING, SHAPE_ONLY
 
     source, effect, names = {
         "overwrites.def": (
@@ -36,6 +36,11 @@ def render(file: str) -> str:
             "IN_PLACE",
             "Collectives that read and write their first argument.",
             IN_PLACE,
+        ),
+        "shape_only.def": (
+            "SHAPE_ONLY",
+            "Operators that read the shape of their input and not its contents.",
+            {f"aten::{name}" for name in SHAPE_ONLY},
         ),
     }[file]
     return (

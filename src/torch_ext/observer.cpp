@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #ifdef UMEM_WITH_CUDA
 #include <c10/cuda/CUDAStream.h>
 #endif
@@ -237,6 +238,12 @@ void await_inputs(const at::RecordFunction& fn) {
 
 GuessedSteps g_steps;
 
+// True if ops compute shapes alone, as when torch.compile traces the passes of a step.
+bool is_tracing() {
+  return c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::FAKE)
+      .has_value();
+}
+
 // The information from an op's name and the enclosing op.
 void describe(OpRecord& record, const OpInfo& info, OpRecord* parent) {
   record.kind = info.kind;
@@ -276,8 +283,9 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   describe(*record, info, parent);
   const bool may_record = !record->op.scope_marker || info.kind == OpKind::kCompiled;
   record->recorded = may_record && is_recorded(parent, fn);
-  if (!parent && record->op.phase == Phase::kBackward) g_steps.backward();
-  if (!parent && record->recorded) {
+  const bool computes = !is_tracing();
+  if (!parent && record->op.phase == Phase::kBackward && computes) g_steps.backward();
+  if (!parent && record->recorded && computes) {
     runs_steps();
     g_steps.forward();  // may run ops itself
   }
@@ -286,7 +294,9 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   Reads reads{inputs};
   // The ops inside a scope bring in what they need themselves; empty_like reads the shape
   // only.
-  const bool has_reads = !record->op.scope_marker && info.kind != OpKind::kFactory;
+  const bool has_reads =
+      !record->op.scope_marker && info.kind != OpKind::kFactory && !info.shape_only;
+  record->reads_tensors = info.shape_only;
   if (has_reads || info.kind == OpKind::kAccumulateGrad)
     record->reads_tensors = add_inputs(fn, info, record->op, reads);
   if (info.kind == OpKind::kAccumulateGrad) tag_gradients(inputs);

@@ -9,6 +9,7 @@
 #include <shared_mutex>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "residency/op_family.h"
 
@@ -28,10 +29,26 @@ constexpr std::string_view kFactories[] = {
     "aten::empty",     "aten::empty_strided",     "aten::empty_like",
     "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted"};
 
-// Ops that compare tensors without reading their contents, as `x.data = y` does, also for flat
-// parameters.
-constexpr std::string_view kComparing[] = {"aten::_has_compatible_shallow_copy_type",
-                                           "aten::is_same_size", "aten::is_set_to"};
+// Ops that touch no contents: those that compare tensors, as `x.data = y` does, also for flat
+// parameters; those that change shapes in place; and one whose copy is an op of its own.
+constexpr std::string_view kWithoutData[] = {"aten::_has_compatible_shallow_copy_type",
+                                             "aten::is_same_size",
+                                             "aten::is_set_to",
+                                             "aten::result_type",
+                                             "aten::as_strided_",
+                                             "aten::detach_",
+                                             "aten::squeeze_",
+                                             "aten::swapaxes_",
+                                             "aten::swapdims_",
+                                             "aten::t_",
+                                             "aten::transpose_",
+                                             "aten::unsqueeze_",
+                                             "aten::type_as"};
+
+// Ops that read the shape of their input and not its contents.
+constexpr std::string_view kShapeOnly[] = {
+#include "torch_ext/shape_only.def"
+};
 
 // The autograd function around the forward pass of compiled code (torch/_functorch/_aot_autograd).
 constexpr std::string_view kCompiledFunction = "CompiledFunction";
@@ -70,21 +87,26 @@ bool is_node(const at::RecordFunction& fn, std::string_view name) {
 }
 
 // Ranges that a program marks in Python may end out of order or on another thread, which the op
-// stack cannot follow; nodes and functions of autograd always carry inputs.
+// stack cannot follow.
+bool is_range_of_program(const at::RecordFunction& fn) {
+  return fn.scope() == at::RecordScope::USER_SCOPE &&
+         !std::string_view(fn.name()).starts_with(kOptimizerStep);
+}
+
+// A range of a library: nodes and functions of autograd always carry inputs.
 bool is_foreign_range(const at::RecordFunction& fn, std::string_view name) {
   if (name == "detach" || name == "detach_") return true;  // torch marks these twice
-  if (fn.scope() == at::RecordScope::USER_SCOPE) return !name.starts_with(kOptimizerStep);
   return !fn.operator_name() && !name.starts_with(kEvaluate) && fn.inputs().empty();
 }
 
 OpKind kind_of(const at::RecordFunction& fn, std::string_view name) {
-  if (is_foreign_range(fn, name)) return OpKind::kIgnored;
   if (name.starts_with(kOptimizerStep)) return OpKind::kOptimizer;
+  if (is_foreign_range(fn, name)) return OpKind::kIgnored;
   if (name == kAccumulate) return OpKind::kAccumulateGrad;
   if (!fn.operator_name() && is_node(fn, name)) return OpKind::kBackward;
   if (!fn.operator_name() && name == kCompiledFunction) return OpKind::kCompiled;
   if (among(kFactories, name)) return OpKind::kFactory;
-  if (among(kComparing, name)) return OpKind::kIgnored;
+  if (among(kWithoutData, name)) return OpKind::kIgnored;
   return is_view(fn) ? OpKind::kIgnored : OpKind::kCompute;
 }
 
@@ -116,6 +138,8 @@ SharedTable& shared_table() {
 
 OpInfo describe(const at::RecordFunction& fn, std::string_view name) {
   const bool collective = name.starts_with("c10d::");
+  std::vector<Use> uses = uses_of(fn, name);
+  const bool shape_only = uses.empty() && among(kShapeOnly, name);
   return {std::string(name),
           {},
           "other",
@@ -123,12 +147,19 @@ OpInfo describe(const at::RecordFunction& fn, std::string_view name) {
           kind_of(fn, name),
           collective,
           collective && !among(kFromOneRank, name),
-          uses_of(fn, name)};
+          shape_only,
+          std::move(uses)};
 }
 
 }  // namespace
 
 const OpInfo& OpInfoCache::find(const at::RecordFunction& fn) {
+  static const OpInfo range = [] {
+    OpInfo made;
+    made.kind = OpKind::kIgnored;
+    return made;
+  }();
+  if (is_range_of_program(fn)) return range;  // its name is the program's own, and may be new each time
   const char* key = fn.name();
   const auto bits = reinterpret_cast<std::uintptr_t>(key);
   Entry& entry = entries_[((bits >> 4) ^ (bits >> 13)) % kEntries];

@@ -30,6 +30,7 @@ struct OpInfo {
   OpKind kind = OpKind::kCompute;
   bool collective = false;  // torch.distributed's
   bool exchanges = false;   // a collective without a single source rank
+  bool shape_only = false;  // reads the shapes of its inputs and not their contents
   // One per argument, empty if the op writes none.
   std::vector<Use> uses;
 };

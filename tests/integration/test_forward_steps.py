@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
@@ -233,6 +234,33 @@ def test_steps_go_on_with_the_next_call_of_a_module_that_was_interrupted() -> No
 
 
 @pytest.mark.usefixtures("session")
+def test_steps_go_on_after_a_module_that_was_interrupted_is_gone() -> None:
+    net, other = Interrupted(), Block()
+    with torch.no_grad():
+        with pytest.raises(KeyboardInterrupt):
+            net(torch.ones(2, 8))
+        del net
+        gc.collect()  # the exception's frames refer to it
+        assert steps_of(times(5, other)) == 4
+
+
+class Hooked(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.register_forward_hook(lambda *_: None)
+        return super().forward(x)
+
+
+@pytest.mark.usefixtures("session")
+def test_a_module_that_adds_hooks_to_itself_raises_its_own_errors() -> None:
+    net = Hooked()
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="of another width"):
+            net(torch.ones(2, 4))
+        assert steps_of(times(5, net)) == 5  # the failed call was one
+    assert len(net._forward_hooks) <= 6 + 1  # its own, and at most the last call's
+
+
+@pytest.mark.usefixtures("session")
 def test_compiled_code_has_steps_where_the_program_calls_it_and_is_compiled_once() -> None:
     from torch._dynamo.testing import CompileCounter
 
@@ -257,7 +285,7 @@ def test_torch_says_nothing_of_hooks_that_it_calls(recwarn: pytest.WarningsRecor
     assert not [warning for warning in recwarn if "global hooks" in str(warning.message)]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.usefixtures("session")
 def test_scripted_modules_have_steps() -> None:
     scripted = torch.jit.script(torch.nn.Linear(8, 8))

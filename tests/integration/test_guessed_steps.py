@@ -90,6 +90,45 @@ def test_a_recomputed_forward_pass_begins_none() -> None:
     assert core.steps() == before + 1
 
 
+def test_passes_that_are_traced_are_none() -> None:
+    """torch.compile runs forward and backward passes on tensors without data."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    weight = torch.ones(8, requires_grad=True)
+    steps_of(20, weight)
+    before = core.steps()
+    with FakeTensorMode():
+        for _ in range(20):
+            fake = torch.ones(8, requires_grad=True)
+            (fake * 2).sum().backward()
+    assert core.steps() == before
+    backward(weight)
+    assert core.steps() == before + 1
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler looks at it
+def test_a_step_that_compiles_many_graphs_is_one() -> None:
+    torch._dynamo.reset()
+    layers = [torch.nn.Linear(8 + i, 9 + i) for i in range(6)]  # Dynamo compiles a function 8 times
+    compiled = [torch.compile(layer, backend="aot_eager") for layer in layers]
+    optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.1)
+
+    def train() -> None:
+        x = torch.ones(4, 8)
+        for layer in compiled:
+            x = layer(x)
+        x.sum().backward()
+        optimizer.step()
+
+    marks = []
+    for _ in range(3):
+        before = core.steps()
+        train()
+        marks.append(core.steps() - before)
+    torch._dynamo.reset()  # for other tests
+    assert marks == [1, 1, 1]
+
+
 def test_functional_gradients_have_steps() -> None:
     gradient = torch.func.grad(lambda w: (w * 2).square().sum())
     before = core.steps()

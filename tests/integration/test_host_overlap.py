@@ -538,7 +538,7 @@ def test_masters_are_those_of_a_training_by_hand(name: str, release: bool, overl
         gc.collect()
 
 
-@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_tracing_records_nothing_of_the_return(held: threading.Event) -> None:
     with umem.enable(budget="96MiB", device="soft", policy="lru"):
         model, optimizer, paged = begun(held)

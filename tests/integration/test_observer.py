@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -70,6 +71,63 @@ def test_user_ranges_may_end_out_of_order(ext: ModuleType) -> None:
     second.__exit__(None, None, None)
     a = torch.ones(4)
     assert seen_by(ext, lambda: a + a)["ops"] == 1
+
+
+def test_ranges_with_new_names_take_no_room_from_operators(ext: ModuleType, tmp_path: Path) -> None:
+    """As those of a profiler, ProfilerStep#1 and so on."""
+    del ext
+    for i in range(9000):
+        with torch.profiler.record_function(f"range {i}"):
+            pass
+    umem.disable()
+    trace = tmp_path / "trace.jsonl"
+    umem.enable(budget="64MiB", device="soft", trace=trace)
+    torch.ones(4).erfinv()
+    umem.disable()
+    assert '"aten::erfinv"' in trace.read_text()
+
+
+@BOTH
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    "call",
+    [
+        torch.zeros_like, torch.ones_like, torch.rand_like, torch.randn_like,
+        lambda x: torch.full_like(x, 2), lambda x: torch.randint_like(x, 4),
+        lambda x: x.new_zeros(4), lambda x: x.new_ones(4), lambda x: x.new_full((4,), 2),
+    ],
+)  # fmt: skip
+def test_an_op_that_reads_a_shape_fetches_nothing(
+    call: Callable[[torch.Tensor], torch.Tensor], observer: str
+) -> None:
+    umem.enable(budget="64MiB", device="soft", observer=observer, policy="lru")
+    x = torch.ones(1 << 22)
+    umem.evict(x)
+    assert call(x).numel() > 0
+    assert umem.stats().bytes_in == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.detach_(), lambda x: x.squeeze_(), lambda x: x.unsqueeze_(0),
+        lambda x: x.t_(), lambda x: x.transpose_(0, 1), lambda x: x.swapaxes_(0, 1),
+        lambda x: x.swapdims_(0, 1), lambda x: x.as_strided_((4,), (1,)),
+        lambda x: torch.ones(1).type_as(x), lambda x: torch.result_type(x, x),
+    ],
+)  # fmt: skip
+def test_an_op_on_shapes_fetches_nothing_and_changes_nothing(
+    call: Callable[[torch.Tensor], object], ext: ModuleType
+) -> None:
+    del ext
+    x = torch.ones(1, 1 << 22)
+    umem.evict(x)
+    umem.prefetch(x)
+    came = umem.stats().bytes_in
+    umem.evict(x)
+    call(x)
+    assert umem.stats().bytes_in == came == 16 * MIB
+    assert float(x.sum()) == x.numel()
 
 
 def test_after_removal_nothing_is_seen(ext: ModuleType) -> None:

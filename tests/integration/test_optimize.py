@@ -408,7 +408,7 @@ class Tangled(nn.Module):
         return self.steps(self.layer, x)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_while_torch_traces_it_the_model_is_left_alone(caplog: Any) -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -453,7 +453,7 @@ def test_a_device_for_the_plan_is_named_as_in_umem_plan() -> None:
     assert report(net).plans == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_compiled_code_is_refused() -> None:
     compiled: Any = torch.compile(nn.Linear(2, 2), backend="eager")
     with pytest.raises(NotSupportedError, match="OptimizedModule runs compiled code"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,56 @@ def test_parameters_gradients_and_optimizer_state() -> None:
         state = optimizer.state[net.weight]
         assert named(state["exp_avg"])[0] == "optimizer"
         assert named(state["exp_avg_sq"])[0] == "optimizer"
+
+
+@BOTH
+@pytest.mark.usefixtures("on")
+@pytest.mark.parametrize(
+    "convert", [lambda net: net.double(), lambda net: net.to_empty(device="cpu")]
+)
+def test_converted_parameters_and_their_gradients(convert: Any) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(1024, 1024))
+    convert(net)
+    assert named(net[0].weight)[0] == "param"
+    net(torch.randn(8, 1024).to(net[0].weight.dtype)).sum().backward()
+    net.float()
+    assert named(net[0].weight)[0] == "param"
+    assert named(net[0].weight.grad)[0] == "grad"
+
+
+def test_torchs_way_of_converting_is_back_afterwards() -> None:
+    before = torch.nn.Module._apply
+    with umem.enable(budget="64MiB", device="soft"):
+        assert torch.nn.Module._apply is not before
+    assert torch.nn.Module._apply is before
+
+
+class Wrapper(torch.Tensor):
+    """A tensor without memory of its own, such as a DTensor."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapper:
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*(arg.inner if isinstance(arg, Wrapper) else arg for arg in args))
+        return Wrapper(out) if isinstance(out, torch.Tensor) else out
+
+
+@BOTH
+@pytest.mark.usefixtures("on")
+def test_the_tensors_in_a_wrapper_have_its_tag() -> None:
+    net = torch.nn.Module()
+    net.weight = torch.nn.Parameter(Wrapper(torch.randn(1024, 1024)))
+    assert named(net.weight.inner)[0] == "param"
 
 
 @BOTH

@@ -59,6 +59,7 @@ def test_shape_and_type_reach_the_consumer_without_a_copy(on: None) -> None:
     assert buffer.__dlpack_device__() == (1, 0)
     assert umem.Buffer(0).ptr == 0
     assert np.from_dlpack(umem.Buffer((0, 4))).shape == (0, 4)
+    assert np.asarray(umem.Buffer((0, 4))).shape == (0, 4)
 
 
 def test_the_memory_is_freed_with_its_last_owner(on: None) -> None:

@@ -27,7 +27,7 @@ OVERWRITES = frozenset({
 _MAKES_EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty",
                 "new_empty_strided", "resize_", "set_"}  # fmt: skip
 # They read the shape of their input and not its data.
-_SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
+SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
                "new_zeros", "new_ones", "new_full"}  # fmt: skip
 # Namespaces of ops between ranks, and the ops among them whose schemas do not tell that they write
 # their first argument (torch/csrc/distributed/c10d/Ops.cpp): all of it without reading it, or, on
@@ -39,7 +39,7 @@ RECEIVING = frozenset(f"c10d::{name}" for name in (
     "scatter_", "alltoall_", "alltoall_base_", "recv_", "recv_any_source_",
 ))  # fmt: skip
 IN_PLACE = frozenset(f"c10d::{name}" for name in (
-    "broadcast_", "allreduce_", "allreduce_coalesced_", "reduce_",
+    "broadcast_", "allreduce_", "allreduce_coalesced_", "reduce_", "gather_into_tensor_",
 ))  # fmt: skip
 # FSDP2's copies into and out of the exchanged tensors. The first writes a part of its second
 # argument.
@@ -113,7 +113,7 @@ class OpSemantics:
     @cached_property
     def shape_only(self) -> bool:
         """True if it reads the shapes of its inputs and none of their data."""
-        return self.bare in _SHAPE_ONLY
+        return self.bare in SHAPE_ONLY
 
     @cached_property
     def repeatable(self) -> bool:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+_EMPTY = 64  # the address of an array without elements: numpy before 2.3 takes no null pointer
+
+
 class Buffer:
     """An array in umem's managed memory, without operators.
 
@@ -98,7 +101,7 @@ class Buffer:
         if not self._on_gpu:
             raise AttributeError("a Buffer on the software device is for __array_interface__")
         self._lent = self._live()
-        return {**self._interface(), "stream": self._live().stream or 1}  # 1: legacy default
+        return {**self._interface(empty=0), "stream": self._live().stream or 1}  # 1: legacy default
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -140,11 +143,11 @@ class Buffer:
             raise StateError("this umem.Buffer was freed")
         return self._block
 
-    def _interface(self) -> dict[str, Any]:
+    def _interface(self, empty: int = _EMPTY) -> dict[str, Any]:
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
-            "data": (self._live().ptr, False),
+            "data": (self._live().ptr or empty, False),
             "strides": None,
             "version": 3,
         }

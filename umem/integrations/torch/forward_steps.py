@@ -35,11 +35,18 @@ class _Returned:
     def __init__(self, steps: ForwardSteps | None = None) -> None:
         self._steps = steps
         self.handle: Any = None
+        self.gone: Any = None  # called when the module is deleted
 
-    def __call__(self, *_args: Any) -> None:
-        if self._steps is not None:
+    def __call__(self, module: nn.Module, *_args: Any) -> None:
+        if self._steps is None:
+            return
+        self.gone.detach()
+        # After an exception torch is in a loop over the hooks, which only the last may leave.
+        if next(reversed(module._forward_hooks)) == self.handle.id:
             self.handle.remove()
-            self._steps.listen()
+        else:
+            self._steps.left.append(self.handle)
+        self._steps.listen()
 
     def __reduce__(self) -> Any:
         return _Returned, ()
@@ -64,6 +71,7 @@ class ForwardSteps:
         self._trains = False  # a call with gradients came since the last step
         self._per_cycle: deque[_Calls] = deque(maxlen=_CYCLES)
         self._steps = core.steps()
+        self.left: list[Any] = []  # handles of hooks that could not be removed when they ran
         self._removed = False
         self._hook = self._outermost
         handle = register_module_forward_pre_hook(self._hook)
@@ -91,6 +99,8 @@ class ForwardSteps:
         if not isinstance(module, torch.jit.ScriptModule):  # its submodules call no hooks
             if self._hooks.pop(self._key, None) is None:
                 return  # another thread's call came first
+            while self.left:
+                self.left.pop().remove()
             self._listen_after(module)
         self._take_marks()
         if torch.is_grad_enabled():
@@ -99,9 +109,12 @@ class ForwardSteps:
             self._forward(module)
 
     def _listen_after(self, module: nn.Module) -> None:
-        # torch calls no hook after an interrupt: the hook returns at the module's next call.
+        # torch calls no hook after an interrupt: this one returns at the module's next call, or
+        # when the module is deleted.
         returned = _Returned(self)
         returned.handle = module.register_forward_hook(returned, always_call=True)
+        returned.gone = weakref.finalize(module, self.listen)
+        returned.gone.atexit = False
 
     def listen(self) -> None:
         """Put the hook back once the outermost call has returned."""

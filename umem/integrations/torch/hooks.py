@@ -34,6 +34,7 @@ _TAG_ALWAYS = 3
 _TAG_EVERY = 16
 
 _Optimizer: Any = Optimizer  # whose method is replaced
+_Module: Any = torch.nn.Module
 _stepping: set[int] = set()  # ids of the optimizers inside their step
 
 
@@ -57,6 +58,11 @@ class Tagger:
             lambda optimizer, state_dict: self._loaded(optimizer, state_dict)
         )
         _Optimizer.load_state_dict = self._instead
+        self._apply: Any = torch.nn.Module._apply
+        self._apply_instead: Any = functools.wraps(self._apply)(
+            lambda module, *args, **named: self._applied(module, *args, **named)
+        )
+        _Module._apply = self._apply_instead
 
     def remove(self) -> None:
         """Remove the hooks from torch."""
@@ -64,12 +70,23 @@ class Tagger:
             handle.remove()
         if Optimizer.load_state_dict is self._instead:
             _Optimizer.load_state_dict = self._load
+        if torch.nn.Module._apply is self._apply_instead:
+            _Module._apply = self._apply
         _stepping.clear()
 
     @untraced
     def _registered(self, _module: object, _name: str, parameter: object) -> None:
         if isinstance(parameter, torch.Tensor):
             _tag(parameter, "param")
+
+    @untraced
+    def _applied(self, module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+        """Tag what a conversion such as `module.half()` has put in place of the parameters."""
+        applied = self._apply(module, *args, **named)
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                _tag_parameter(parameter)
+        return applied
 
     @untraced
     def _before_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
@@ -80,9 +97,7 @@ class Tagger:
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                _tag(parameter, "param")
-                if parameter.grad is not None:
-                    _tag(parameter.grad, "grad")
+                _tag_parameter(parameter)
 
     @untraced
     def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
@@ -128,9 +143,8 @@ class PythonObserver(DispatchMode):
         phase = op_semantics.phase(bool(_stepping))
         op = op_semantics.describe(func)
         written = _addresses(op.written(args, kwargs))
-        token = core.op_begin(
-            [*written, *_addresses(inputs)], op.family, phase, op.overload, 0, len(written)
-        )
+        used = [*written, *([] if op.shape_only else _addresses(inputs))]
+        token = core.op_begin(used, op.family, phase, op.overload, 0, len(written))
         try:
             return func(*args, **kwargs)
         finally:
@@ -157,7 +171,16 @@ def _address(tensor: torch.Tensor) -> int:
         return 0
 
 
+def _tag_parameter(parameter: torch.Tensor) -> None:
+    _tag(parameter, "param")
+    if parameter.grad is not None:
+        _tag(parameter.grad, "grad")
+
+
 def _tag(tensor: torch.Tensor, tag: str) -> None:
     address = _address(tensor)
     if address:
         core.tag(address, tag)
+    elif hasattr(tensor, "__tensor_flatten__"):  # a wrapper around tensors, such as DTensor
+        for name in tensor.__tensor_flatten__()[0]:
+            _tag(getattr(tensor, name), tag)

@@ -50,7 +50,7 @@ def start(parts: Bindings, observer: str, ext: ModuleType | None, device: str) -
         ext: the extension; None if it is not available.
         device: the type of umem's tensors: "cpu" or "cuda".
     """
-    from . import compiled, forward_steps, hooks, list_ops, profiler_rows
+    from . import compiled, custom_ops, forward_steps, hooks, list_ops, profiler_rows
 
     parts.add(profiler_rows.ProfilerRows())
     started = kind(observer, ext)
@@ -61,6 +61,7 @@ def start(parts: Bindings, observer: str, ext: ModuleType | None, device: str) -
         assert ext is not None
         parts.add(_NativeObserver(ext))
         parts.add(compiled.CompiledKernels(ext))
+        parts.add(custom_ops.CustomOps())
     parts.add(hooks.Tagger(step_boundaries=not native))
     parts.add(forward_steps.ForwardSteps())
     parts.add(list_ops.ListOps(device))
