@@ -1,7 +1,7 @@
 """Writes the lists of src/torch_ext/*.def from those of umem.capture.op_semantics.
 
-They name operators that read less, or write more, than their schemas declare. `--check` writes nothing and exits 1
-if a file is not up to date.
+They name operators that read less, or write more, than their schemas declare. `--check` writes
+nothing and exits 1 if a file is not up to date.
 """
 
 from __future__ import annotations

@@ -116,6 +116,7 @@ py::dict figures(const Replay& replay) {
   result["prefetches"] = last.prefetches;
   result["prefetched_unused_bytes"] = last.prefetched_unused_bytes;
   result["peak_resident_bytes"] = last.peak_resident_bytes;
+  result["peak_host_bytes"] = last.peak_host_bytes;
   result["plan_hits"] = last.plan_hits;
   result["plan_misses"] = last.plan_misses;
   result["steps"] = total.steps;

@@ -107,7 +107,8 @@ void Machine::end_step() {
               now.prefetched_unused_bytes - before_.prefetched_unused_bytes,
               now.peak_resident_bytes,
               now.plan_hits - before_.plan_hits,
-              now.plan_misses - before_.plan_misses};
+              now.plan_misses - before_.plan_misses,
+              std::max<std::uint64_t>(figures_.peak_host_bytes, now.peak_host_bytes)};
   ++steps_;
   start_step(now);
   runtime::step();  // what it makes the engine do belongs to the next one

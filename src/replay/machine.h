@@ -23,6 +23,7 @@ struct Figures {
   std::uint64_t bytes_in = 0, bytes_out = 0, bytes_discarded = 0;
   std::uint64_t faults = 0, evictions = 0, prefetches = 0, prefetched_unused_bytes = 0;
   std::uint64_t peak_resident_bytes = 0, plan_hits = 0, plan_misses = 0;
+  std::uint64_t peak_host_bytes = 0;  // of all steps so far
 };
 
 class Machine {

@@ -87,6 +87,14 @@ def test_devices_side_by_side_wait_only_at_the_end_of_the_step() -> None:
     assert times(found[1]) == [("f", 5), ("g", 5), ("h", 5), ("more", 7)]
 
 
+def test_times_that_are_not_known_are_no_waits() -> None:
+    """They are medians, also for the other device."""
+    ops = [Op("f", (block,), (), 5.0 if block == A or known else None)
+           for known in (True, False, False) for block in (A, B)]  # fmt: skip
+    found = split([*on(0, A), *on(1, B), *ops, Step()])
+    assert times(found[0]) == times(found[1]) == [("f", 5.0)] * 3
+
+
 def test_the_devices_of_a_step_are_those_with_ops_in_it() -> None:
     one = DeviceSplit()
     steps: list[list[Event]] = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,56 @@ def test_the_last_step_is_repeated_and_nothing_else(
         step = replay.load(path).step
         again = replay.replay_step(step, policy, LINK, 8 * PAGE, repeats=3)
         assert results[0]["events"] == again.events == again.steps * (again.events // again.steps)
+
+
+def test_a_device_of_an_earlier_step_is_not_replayed(tmp_path: Path) -> None:
+    first = [Alloc(8, PAGE, device=1), Op("early", (8,), (), 700.0), Step()]
+    end = [*(Free(i) for i in range(3)), Step()]
+    path = write(tmp_path / "t.jsonl", [*first, *cyclic_events(), *end])
+    assert [*replay.load_devices(path)] == [0]
+    assert replay.load(path).step.n_ops == 3
+
+
+def test_faults_that_cost_nothing_are_not_those_of_the_profile() -> None:
+    step = cyclic_step()
+    costs = [replace(LINK, fault_us=us) for us in (0.0, 1e-3, 45.0)]
+    none, little, much = (
+        replay.replay_step(step, "none", device, 8 * PAGE).step_us for device in costs
+    )
+    assert none <= little < much
+
+
+@pytest.mark.parametrize("policy", ["lru", "auto"])
+def test_the_host_holds_at_some_time_what_has_left(policy: str) -> None:
+    """Nothing outlives the step, at whose end the host is empty."""
+    step = step_of(synthetic.chain(12, 4 * PAGE))
+    result = replay.replay_step(step, policy, LINK, step.peak_bytes // 2)
+    assert result.peak_host >= result.bytes_out > 0
+
+
+def test_a_workspace_of_the_size_of_what_is_cut_stays_in_the_plan() -> None:
+    """The runtime cuts it where it is free, and leaves it where it is used; so does the plan."""
+    blocks: list[Event] = [
+        Alloc(0, 4 * PAGE, "param"), Alloc(1, 8 * PAGE, "param"), Alloc(2, 4 * PAGE, "workspace")
+    ]  # fmt: skip
+    half = 2 * PAGE
+    ops = [
+        Op("first", (0,), (), 500.0, parts=(0, 0, half)),
+        Op("product", (1, 2), (2,), 500.0),
+        Op("second", (0,), (), 500.0, parts=(0, half, 2 * half)),
+        Op("last", (1,), (), 500.0),
+    ]
+    for live in (True, False):
+        scratch: list[Event] = [
+            Alloc(3, 4 * PAGE, "workspace"),
+            Op("made", (), (3,), 500.0),
+            Free(3),
+        ]
+        events = [*blocks, *((*ops, Step()) if live else (*ops, *scratch, Step())) * 3]
+        step = step_of(event for event in events)
+        result = replay.replay_step(step, "auto", LINK, 12 * PAGE)
+        assert result.plan_hits > 0
+        assert result.plan_misses == 0
 
 
 def cyclic_events() -> list[Event]:

@@ -170,6 +170,11 @@ def test_a_picture_has_the_ops_and_the_memory(small: Path, tmp_path: Path) -> No
     assert ops == [("mm", 0.0, 5.0), ("mm", 5.0, 5.0), ("end", 10.0, 1.0)]
     steps = [(e["name"], e["ts"], e["dur"]) for e in drawn if e["ph"] == "X" and e["tid"] == 1]
     assert steps == [("step 0", 0.0, 5.0), ("step 1", 5.0, 5.0)]
+    alone = tmp_path / "alone.json"
+    assert main(["trace", "convert", "--step", "last", str(small), str(alone)]) == 0
+    last = json.loads(alone.read_text())["traceEvents"]
+    steps = [(e["name"], e["ts"], e["dur"]) for e in last if e["ph"] == "X" and e["tid"] == 1]
+    assert steps == [("step 0", 0.0, 5.0)]
     memory = [(e["ts"], e["args"]) for e in drawn if e["ph"] == "C"]
     assert memory == [
         (0.0, {"param": 4 * MIB, "activation": 3 * MIB}),

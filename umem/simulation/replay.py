@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -233,7 +234,7 @@ def load_devices(
     Raises:
         TraceError: the file is no valid trace, or no step has an op that accesses memory.
     """
-    split = DeviceSplit()
+    split, used = DeviceSplit(), frozenset[int]()  # devices of the last step
     builders = defaultdict(StepBuilder, {0: StepBuilder()})
     title = f"reading {Path(path).name}"
     with progress(title, _size(path) if show else 0, quiet=not show) as advance:
@@ -241,9 +242,12 @@ def load_devices(
         for columns in by_step(events):
             for device, own in split.take(columns).items():
                 builders[device].take(own)
+            used = split.used or used
     found: dict[int, LoadedTrace] = {}
     reason: TraceError | None = None
     for device, builder in sorted(builders.items()):
+        if used and device not in used:
+            continue  # it had ops in earlier steps only
         try:
             step = builder.step()
         except TraceError as error:  # none of its blocks was used
@@ -502,7 +506,6 @@ def _replay(
         if plan is not None and plan.trace.large[plan.trace.access_tensor].any():  # else no moves
             core.install_plan(lower(plan, lambda t: replay.address(int(tensors[t])), alone=True))
         figures = (run or _until_steady)(replay, repeats)
-        peak_host = core.stats()["peak_host_bytes"]
     finally:
         replay.close()
     return Result(
@@ -512,7 +515,6 @@ def _replay(
         floor_us=bounds.closed_form_floor(step, device, room).us,
         bound_bytes_in=bounds.lower_bound_bytes_in(step, room),
         raised_from=budget if room > budget else None,
-        peak_host=peak_host,
         **_measured(figures),
     )
 
@@ -564,7 +566,7 @@ def _options(policy: str, device: DeviceProfile, budget: int, host_budget: int) 
     options.profile = device.name if device.name in known else known[0]
     options.link_in_bytes_per_us = device.bytes_per_us_in
     options.link_out_bytes_per_us = device.bytes_per_us_out
-    options.fault_us = device.fault_us
+    options.fault_us = device.fault_us or sys.float_info.min  # 0 is that of the native profile
     options.budget_bytes = budget
     options.host_budget_bytes = host_budget
     options.min_swap_bytes = PAGE_BYTES
@@ -644,6 +646,7 @@ def _measured(figures: dict[str, Any]) -> dict[str, Any]:
         **{name: figures[name] for name in same},
         "prefetched_unused": figures["prefetched_unused_bytes"],
         "peak_resident": figures["peak_resident_bytes"],
+        "peak_host": figures["peak_host_bytes"],
         "events_per_s": figures["events"] / seconds if seconds > 0 else 0.0,
     }
 

@@ -38,7 +38,7 @@ class DeviceSplit:
             return {0: events}
         self._alone = False
         self._rows = {device: EventRows() for device in self._known}
-        self._split(events)
+        self._split(events.with_times())  # a device would wait for an unknown time in another
         return {device: rows.columns() for device, rows in self._rows.items()}
 
     def _pass(self, part: EventColumns, *, ends: bool) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,6 +73,19 @@ class EventColumns:
             begin=self.begin[parts],
             end=self.end[parts],
         )
+
+    def with_times(self) -> EventColumns:
+        """Return these rows; an op without a time has the median of those of its name, or 0."""
+        if not (self.us < 0).any():
+            return self
+        times: defaultdict[str, list[float]] = defaultdict(list)
+        for row in np.flatnonzero((self.kind == OP) & (self.us >= 0)).tolist():
+            times[self.name[row]].append(float(self.us[row]))
+        medians = {name: median(of_name) for name, of_name in times.items()}
+        us = self.us.copy()
+        for row in np.flatnonzero(us < 0).tolist():
+            us[row] = medians.get(self.name[row], 0.0)
+        return replace(self, us=us)
 
     def take(self, rows: Ints) -> EventColumns:
         """Return these rows, none of which is an op."""

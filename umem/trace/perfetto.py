@@ -47,7 +47,7 @@ class _Drawing:
         self._memory = LiveBytes()
         self._now = 0.0
         self._step_begin = 0.0
-        self._steps = 0
+        self._steps = self._ops = 0  # ops of the step so far
         self._between = True  # frees until the next allocation belong before the next op
         self._shown: dict[str, int] = {}
 
@@ -74,12 +74,16 @@ class _Drawing:
         known = {key: value for key, value in args.items() if value is not None}
         yield self._slice(_OPS, op.name, self._now, us, cat=op.family or "op", args=known)
         self._now += us
+        self._ops += 1
         yield from self._counter(dict(self._memory.by_tag))
         self._memory.restart_peak()
         self._between = True
 
     def _step(self) -> Iterator[dict[str, Any]]:
         begin, self._step_begin = self._step_begin, self._now
+        if not self._ops:  # the blocks that were live when a recording began
+            return
+        self._ops = 0
         yield self._slice(_STEPS, f"step {self._steps}", begin, self._now - begin)
         self._steps += 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from statistics import median
 
 import numpy as np
 
@@ -76,23 +75,11 @@ class StepColumns:
     def _times(self, rows: Ints, counts: Bools) -> Floats:
         """Return the time of each op, and of the ops without accesses before it."""
         n = len(self._ops)
-        us = self._events.us[rows]
-        if (us < 0).any():
-            us = self._with_medians(rows, us)
+        us = self._events.with_times().us[rows]
         idle = np.bincount((np.cumsum(counts) - counts)[~counts], us[~counts], n + 1)
         total = us[counts] + idle[:n]
         total[-1:] += idle[n]
         return total
-
-    def _with_medians(self, rows: Ints, us: Floats) -> Floats:
-        """Return the times, where one is not known the median of the ops of its name."""
-        names = [self._events.name[row] for row in rows.tolist()]
-        times: defaultdict[str, list[float]] = defaultdict(list)
-        for name, time in zip(names, us.tolist(), strict=True):
-            if time >= 0:
-                times[name].append(time)
-        medians = {name: median(of_name) for name, of_name in times.items()}
-        return np.where(us < 0, [medians.get(name, 0.0) for name in names], us)
 
     def build(self) -> StepTrace:
         """Return the columns of the part."""
@@ -111,12 +98,15 @@ class StepColumns:
         for tensor, alias in self._next_aliases(kind).items():
             next_alias[tensor] = new[alias]
         rows = self._born[kept]
+        tags = tuple([self._events.name[row] for row in rows.tolist()])
+        # One that is live where the plan begins is not cut: products use it unseen.
+        workspace = np.array([tag == "workspace" for tag in tags], bool)
         return StepTrace(
             op_us=self._us,
             op_names=tuple([self._events.name[row] for row in self._ops.tolist()]),
             bytes=taken,
             large=large,
-            tags=tuple([self._events.name[row] for row in rows.tolist()]),
+            tags=tags,
             families=tuple([families[t] for t in kept.tolist()]),
             kind=kind[kept],
             first=first[kept],
@@ -129,7 +119,7 @@ class StepColumns:
             access_read=self._reads,
             access_part=part,
             parts=parts,
-            cut=self._pieces(asked, large, tensors, ranges),
+            cut=self._pieces(asked, large, tensors, ranges, (kept < self._carried) & workspace),
         )
 
     def _lifetimes(self) -> tuple[Ints, Ints, Ints]:
@@ -199,6 +189,7 @@ class StepColumns:
         large: Bools,
         tensors: Ints,
         ranges: dict[int, tuple[tuple[int, int], ...]],
+        whole: Bools,
     ) -> Ints | None:
         """Return the bytes of the pieces that each tensor is cut into; None: 64 MiB each."""
         used: dict[int, int] = {}  # the least that an access is of
@@ -217,7 +208,7 @@ class StepColumns:
             else PIECE_BYTES
             for size in sizes.tolist()
         ]  # fmt: skip
-        return np.array(pieces, np.int64)[place]
+        return np.where(whole, PIECE_BYTES, np.array(pieces, np.int64)[place])
 
     def _next_aliases(self, kind: Ints) -> dict[int, int]:
         """Match each CARRIED tensor with its MADE tensor, where there is one.
