@@ -305,8 +305,7 @@ bool Engine::begin_cut(RangeId id) {
   };
   each_unit([&](RangeId piece, const Unit& unit) {
     may = unit.op_pins == 0 && unit.user_pins == 0 && unit.exempt == 0 &&
-          (unit.tag != Tag::kWorkspace || !state_.ledger.live(piece)) &&
-          !sleep_.is_asleep(piece) &&
+          (unit.tag != Tag::kWorkspace || !state_.ledger.live(piece)) && !sleep_.is_asleep(piece) &&
           !sharing_.contains(state_.ranges[piece].base);
   });
   if (may) finish_retired();

@@ -213,8 +213,7 @@ Status Moves::part_layout(const std::vector<RangeId>* leaving, bool lost) {
     });
   if (state_.follows_plans())
     for (RangeId id : parted) state_.planned->evicted(id);
-  if (!leaving)
-    std::erase_if(parted, [&](RangeId id) { return !state_.ledger.kept_in_place(id); });
+  if (!leaving) std::erase_if(parted, [&](RangeId id) { return !state_.ledger.kept_in_place(id); });
   return parted.empty() ? Status() : fetch(parted, nullptr);
 }
 

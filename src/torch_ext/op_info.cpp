@@ -159,7 +159,8 @@ const OpInfo& OpInfoCache::find(const at::RecordFunction& fn) {
     made.kind = OpKind::kIgnored;
     return made;
   }();
-  if (is_range_of_program(fn)) return range;  // its name is the program's own, and may be new each time
+  if (is_range_of_program(fn))
+    return range;  // its name is the program's own, and may be new each time
   const char* key = fn.name();
   const auto bits = reinterpret_cast<std::uintptr_t>(key);
   Entry& entry = entries_[((bits >> 4) ^ (bits >> 13)) % kEntries];

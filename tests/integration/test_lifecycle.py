@@ -435,3 +435,20 @@ ORDERS = {
 def test_a_program_ends_whatever_is_left(case: str) -> None:
     code, out, err = program.run(NET + ORDERS[case])
     assert (code, out, err) == (1 if case == "an error" else 0, "", "")
+
+
+@pytest.mark.parametrize("end", ["umem.disable()", ""], ids=["ended", "on"])
+def test_the_last_words_advise_what_the_session_needed(end: str) -> None:
+    code, out, err = program.run(
+        """
+        umem.disable()
+        umem.enable(budget="16MiB", device="soft", summary=True)
+        for step in range(12):
+            for block in [torch.ones(1 << 19 + i % 2) for i in range(20 + step)]:
+                block.mul_(2)
+            umem.step()
+        """
+        + end
+    )
+    assert (code, out) == (0, "")
+    assert re.search("umem: change first: a budget of about .*, at which a step moves nothing", err)

@@ -227,6 +227,25 @@ def test_the_file_is_complete_however_the_program_ends(how: str, tmp_path: Path)
     assert read_step(path).n_ops > 5
 
 
+def test_a_trace_with_a_limit_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of `umem run --report`; the program goes on."""
+    most, weight = 20_000, torch.ones(1 << 20)
+    for name in ("trace.jsonl", "trace.jsonl.gz"):
+        path = tmp_path / name
+        monkeypatch.setenv("_UMEM_TRACE_MOST", str(most))
+        with umem.enable(budget="64MiB", device="soft", trace=path):
+            sizes = []
+            for _ in range(2000):
+                for _ in range(20):
+                    weight.mul_(1)
+                umem.step()
+                sizes.append(path.stat().st_size)
+            assert umem.stats().steps == 2000
+        assert most <= path.stat().st_size == sizes[-1]
+        seen = list(read(path)[1])
+        assert 0 < sum(type(event) is Step for event in seen) < 2000
+
+
 def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     done = run(

@@ -172,7 +172,7 @@ def test_a_custom_operator_of_torch_is_seen_by_its_schema(tmp_path: Path) -> Non
         doubling(a, b)
         assert core.faults_by_operator() == []
 
-        # One that was defined while umem is on, as by a library that is imported later.
+        # One that was defined while umem is on, for example by a library imported then.
         @torch.library.custom_op("umem_test::later", mutates_args=("target",))  # type: ignore[untyped-decorator]
         def later(source: torch.Tensor, target: torch.Tensor) -> None:
             double(source, target)

@@ -273,7 +273,7 @@ def test_a_child_killed_by_a_signal_without_a_name_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [sys.executable, "-c", "import os; os.kill(os.getpid(), 40)"]
-    assert run_report.run(command, dict(os.environ), tmp_path / "r.html", {}) == 128 + 40
+    assert run_report.run(command, dict(os.environ), tmp_path / "r.html", {}, command) == 128 + 40
     assert "umem run: the program ended with signal 40\n" in capsys.readouterr().err
 
 

@@ -363,6 +363,36 @@ def test_the_texts_of_an_answer_are_shown_without_control_characters(
     assert sum(r"\x1b[2J\x9b2J\r\n" in line for line in lines) == 3
 
 
+def test_a_client_that_leaves_ends_no_program_that_restored_a_signal(home: Path) -> None:
+    code = """
+        import signal, socket
+        from umem.monitor import server
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        server.start(True, lambda: {"device": "", "policy": "", "allocator": ""})
+        (path,) = server.running()
+        for _ in range(5):  # more would wait in line
+            with socket.socket(socket.AF_UNIX) as gone:
+                gone.connect(str(path))
+        print(server.ask(path)["umem"])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], check=False, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_each_rank_has_a_socket_of_its_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.mkdir(mode=0o700)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for given, made in (("t.sock", "t.rank1.sock"), ("%r-%p.sock", f"1-{os.getpid()}.sock")):
+        server.start(home / given, about)
+        assert [path.name for path in home.iterdir()] == [made]
+        server.stop()
+
+
 def test_a_child_does_not_keep_its_parents_socket(home: Path) -> None:
     """Nor takes its name away; and a killed parent leaves a socket that is found to be stale."""
     code = """
@@ -509,6 +539,11 @@ def test_top_of_all_says_where_there_are_none(
 ) -> None:
     assert main(["top", "--all"]) == 2
     assert "start one with UMEM_TOP=1" in capsys.readouterr().err
+    # A file of metrics is written again, and has no process that has ended.
+    assert main(["top", "--all", "--metrics"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all(line.startswith("#") for line in lines)
 
 
 def test_top_says_what_is_wrong(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

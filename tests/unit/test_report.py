@@ -19,7 +19,7 @@ from support.synthetic import write
 
 from umem import _core
 from umem.base.device_profiles import DeviceProfile
-from umem.base.units import MIB
+from umem.base.units import MIB, with_staging
 from umem.cli import main
 from umem.errors import ConfigError
 from umem.recompute.planner.host_updates import SHARES
@@ -373,6 +373,21 @@ def test_a_levers_gain_is_not_that_of_the_policy_it_needs() -> None:
     for one in levers:
         gain = (plain.step_us - (one.step_us or 0)) / plain.step_us
         assert f" {findings._percent(gain)} shorter than policy auto alone." in one.text
+
+
+@pytest.mark.parametrize("share", [0.5, 2.0], ids=["stalls", "fits"])
+def test_with_a_disk_the_budget_of_a_finding_is_the_whole_option(share: float) -> None:
+    step = step_of(synthetic.training(8, 4 * PAGE, 6 * PAGE, 3))
+    plain, staged = (
+        [
+            int(budget)
+            for one in content(step, int(share * step.peak_bytes), staging=staging).findings
+            for budget in re.findall(r"budget=(\d+)MiB", one.setting)
+        ]
+        for staging in (0, 2 * PAGE)
+    )
+    assert plain
+    assert [budget * MIB for budget in staged] == [with_staging(budget * MIB) for budget in plain]
 
 
 def test_no_budget_above_the_devices_memory_is_named() -> None:

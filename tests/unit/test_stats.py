@@ -130,6 +130,11 @@ def test_advice_says_what_to_change() -> None:
     assert text.advice(plain, step=text.StepCost(1.2, 20 << 20), tried=True) == [
         "change first: a budget of about 20 MiB, at which a step moves nothing"
     ]
+    # A disk's transfers take a share of the option.
+    staged = dataclasses.replace(plain, disk_file_bytes=1)
+    assert text.advice(staged, step=text.StepCost(1.2, 98 << 20), tried=True) == [
+        "change first: a budget of about 104 MiB, at which a step moves nothing"
+    ]
     # Recomputation and updates on the host are for trainings.
     cost = text.StepCost(1.2, 20 << 20, trains=False)
     assert text.advice(plain, step=cost) == text.advice(plain, step=cost, tried=True)

@@ -6,7 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umem.base.units import GIB, KIB, MIB, format_bytes, parse_bytes, parse_percent
+from umem.base.units import (
+    GIB,
+    KIB,
+    MIB,
+    PAGE_BYTES,
+    format_bytes,
+    parse_bytes,
+    parse_percent,
+    staging_bytes,
+    with_staging,
+)  # fmt: skip
+
+
+@given(st.integers(1, 1 << 44))
+def test_a_budget_with_staging_leaves_what_was_asked_for(count: int) -> None:
+    whole = with_staging(count)
+    assert whole % PAGE_BYTES == 0
+    assert 0 <= whole - staging_bytes(whole) - count < 2 * PAGE_BYTES
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ PAGE_BYTES = 2 * MIB  # the driver's unit of eviction, and the software device's
 DAY_US = 86_400e6
 PIECE_BYTES = 64 * MIB  # larger blocks are moved in pieces of this size
 FLOOR_PAGES = 4  # the most pages that one instruction of a thread can need at once
+_MIN_STAGING, _MAX_STAGING = 2, 64  # pages; two in flight each way keep a disk busy
 
 # A bare K, M, G or T is binary, as in the memory options of containers and batch schedulers.
 _FACTORS = {
@@ -26,6 +27,17 @@ _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%", re.ASCII)
 _LARGEST = (1 << 63) - 1  # the native side counts in 64 bits, signed
 
 BYTES_ALLOWED = "bytes such as 8GiB, 512MiB, 1.5GB or a plain whole number"
+
+
+def staging_bytes(budget: int) -> int:
+    """Return the share of a budget that holds pages on their way to and from a disk."""
+    return PAGE_BYTES * min(max(budget // PAGE_BYTES // 16, _MIN_STAGING), _MAX_STAGING)
+
+
+def with_staging(count: int) -> int:
+    """Return a budget that leaves `count` bytes beside its `staging_bytes`."""
+    pages = -(-count // PAGE_BYTES)
+    return PAGE_BYTES * (pages + min(max(pages // 15, _MIN_STAGING), _MAX_STAGING))
 
 
 def parse_bytes(text: str, *, least: int = 0) -> int:

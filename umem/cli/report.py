@@ -108,6 +108,7 @@ def of_trace(
     title: str | None = None,
     compare: Sequence[str] | None = None,
     host_budget: int = 0,
+    staging: int = 0,
     shares: Sequence[float] = (),
     device: DeviceProfile | None = None,
     link: Sequence[float] | None = None,
@@ -124,6 +125,7 @@ def of_trace(
         title: of the page; None: the trace's name.
         compare: names of policies in the table; None: the usual ones.
         host_budget: bytes that evicted tensors may take; 0 for no limit.
+        staging: bytes that a disk's transfers take of the option `budget` beside `budget`.
         shares: shares of the updates to try on the host; the best is shown.
         device: the device profile; None: the trace's own if it is one, else the default.
         link: another link for the device that the trace names, as `--link` takes it.
@@ -174,6 +176,7 @@ def of_trace(
         compared=compare,
         origins=trace.origins,
         host_budget=host_budget,
+        staging=staging,
         notes=notes,
         show=show,
     )

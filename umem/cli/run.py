@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
     if report is None:
         with run_report.starting(command):
             os.execvpe(command[0], command, environment)
-    return run_report.run(command, environment, report, given)
+    return run_report.run(command, environment, report, given, program)
 
 
 def misplaced(program: list[str]) -> list[str]:

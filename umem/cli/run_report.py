@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from ..base.units import format_bytes
 from ..config import settings
 from ..errors import ConfigError, UmemError
 from . import report
 
+_MOST = 256 << 20  # bytes of a trace: reading more would take minutes
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -36,27 +38,43 @@ def check(page: Path, given: Mapping[str, str]) -> None:
 
 
 def run(
-    command: Sequence[str], environment: dict[str, str], page: Path, given: Mapping[str, str]
+    command: Sequence[str],
+    environment: dict[str, str],
+    page: Path,
+    given: Mapping[str, str],
+    program: Sequence[str],
 ) -> int:
     """Run the program, write the page, and return the program's exit code.
 
     Without a page the code is 1 if the program's is 0; the reason goes to stderr.
 
+    Args:
+        command: what to execute.
+        environment: its variables.
+        page: the page to write.
+        given: the options of the command line.
+        program: the program as it was typed, which is the page's title.
+
     Raises:
         ConfigError: the system cannot execute the command.
     """
-    with tempfile.TemporaryDirectory(prefix="umem-report-") as folder:
+    # Not in the directory for temporary files, which may be in RAM.
+    with tempfile.TemporaryDirectory(prefix=".umem-report-", dir=page.parent) as folder:
         trace = Path(folder, "trace.jsonl.gz")
-        code = _program(command, {**environment, "UMEM_TRACE": str(trace)})
+        recorded = {"UMEM_TRACE": str(trace.absolute()), settings.TRACE_MOST: str(_MOST)}
+        code = _program(command, {**environment, **recorded})
         ended = f"exit code {code}" if code >= 0 else _signal(-code)
         if code:
             print(f"umem run: the program ended with {ended}", file=sys.stderr)
         try:
-            _write(page, trace, command, given)
+            _write(page, trace, program, given)
         except UmemError as error:
             print(f"umem run: no report: {error}", file=sys.stderr)
             return _exit_code(code) or 1
+        full = any(each.stat().st_size >= _MOST for each in trace.parent.iterdir())
     of = " of the last whole step" if code else ""
+    if full:
+        of = f" of the last step in the first {format_bytes(_MOST)} of the trace"
     print(f"umem run: report{of}: {page}", file=sys.stderr)
     return _exit_code(code)
 
@@ -111,7 +129,7 @@ def _handed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _write(page: Path, trace: Path, command: Sequence[str], given: Mapping[str, str]) -> None:
+def _write(page: Path, trace: Path, program: Sequence[str], given: Mapping[str, str]) -> None:
     from ..report import page as pages
     from ..trace.reader import read
 
@@ -127,8 +145,9 @@ def _write(page: Path, trace: Path, command: Sequence[str], given: Mapping[str, 
         traces[0],
         limits["budget"],  # in bytes, also if the option was `auto`
         str(settings.load(given, flags=True).policy),  # text, like all options from outside
-        title=" ".join(command[1:]),
+        title=" ".join(program),
         host_budget=limits["host_budget"],
+        staging=limits.get("staging", 0),
         partial=True,
         show=True,
     )

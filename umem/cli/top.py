@@ -61,9 +61,16 @@ def main(args: argparse.Namespace) -> int:
         sample = functools.partial(_of_one, _socket(args))
     if args.metrics:
         from ..base.native import core
+        from ..monitor import server
         from ..monitor.metrics import metrics
 
-        print(metrics(list(sample().values()), core.stats_docs()), end="", flush=True)
+        answers: _Samples = {}
+        try:
+            answers = sample()
+        except server.EndedError:
+            if not args.all:
+                raise
+        print(metrics(list(answers.values()), core.stats_docs()), end="", flush=True)
         return 0
     once = args.once or not (args.json or sys.stdout.isatty())
     with _screen(args.json or once) as show:

@@ -106,11 +106,15 @@ def _script(words: Sequence[str]) -> str | None:
     return None
 
 
-def placed(path: Path, environ: Mapping[str, str] | None = None) -> Path:
+def placed(path: Path, environ: Mapping[str, str] | None = None, *, create: bool = True) -> Path:
     """Return the file of this process, with its rank in place of `%r` and its ID in place of `%p`.
 
     Without either, each of several ranks gets its own file: `x.rank1.jsonl` for `x.jsonl`.
-    A file with the ID is created; if it exists, the ID is followed by `-2`, `-3` and so on.
+
+    Args:
+        path: the file.
+        environ: variables in place of the process's own.
+        create: create a file with the ID; if it exists, the ID is followed by `-2`, `-3` and so on.
 
     Raises:
         ConfigError: the name has `%r`, and no launcher gave this process a rank.
@@ -123,7 +127,9 @@ def placed(path: Path, environ: Mapping[str, str] | None = None) -> Path:
         )
     if _RANK in text or _PROCESS in text:
         named = text.replace(_RANK, "" if mine is None else str(mine.rank))
-        return _of_process(named) if _PROCESS in named else Path(named)
+        if create and _PROCESS in named:
+            return _of_process(named)
+        return Path(named.replace(_PROCESS, str(os.getpid())))
     if mine is None:
         return path
     stem, dot, rest = path.name.partition(".")

@@ -148,6 +148,8 @@ _RUN_USUAL = {"UMEM_STRICT": "1", "UMEM_SUMMARY": "1"}
 # The variables that `umem run` set from its command line, one NAME=TEXT a line: errors of the
 # program name the option that the user typed.
 _TYPED = "_UMEM_TYPED"
+# The bytes after which the program's trace ends; set by `umem run --report`.
+TRACE_MOST = "_UMEM_TRACE_MOST"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -205,6 +207,11 @@ def child_environment() -> dict[str, str]:
         for name, text in os.environ.items()
         if not (_is_ours(name) or name.startswith("_UMEM_"))
     }
+
+
+def trace_most() -> int:
+    """Return the bytes after which a trace ends; 0: no limit."""
+    return int(os.environ.get(TRACE_MOST, "0"))
 
 
 def runtime_directory() -> Path | None:

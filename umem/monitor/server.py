@@ -71,7 +71,7 @@ def start(top: bool | Path, about: Callable[[], dict[str, str]]) -> None:
     if top is False:
         return
     try:
-        _server = _make(None if top is True else top, about)
+        _server = _make(None if top is True else ranks.placed(top, create=False), about)
     except ConfigError as error:
         if top is not True:
             raise
@@ -150,7 +150,8 @@ class Server:
             with peer, contextlib.suppress(OSError):
                 peer.settimeout(_PATIENCE_S)
                 if _user(peer) in (os.getuid(), 0):
-                    peer.sendall(self._answer())
+                    # No signal if it has gone: the program may have restored SIGPIPE's default.
+                    peer.sendall(self._answer(), socket.MSG_NOSIGNAL)
 
     def _answer(self) -> bytes:
         try:

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from ..base.stats import Stats, plan_hit_share
-from ..base.units import DAY_US, format_bytes
+from ..base.units import DAY_US, format_bytes, with_staging
 from .metrics import is_measured
 
 _WORTH = 1.05  # times as long as without transfers, from which a change is named
@@ -191,6 +191,7 @@ def advice(
     if stats.bytes_in == stats.bytes_out == stats.faults == 0:
         return lines
     one = stats if fullest is None else fullest
+    whole = with_staging if stats.disk_file_bytes else int  # what the option has to be
     short = one.peak_live_bytes > one.budget_bytes
     if faults and faults[0][1] >= _MANY_FAULTS:
         name, count = faults[0]
@@ -203,13 +204,13 @@ def advice(
     if one.largest_op_bytes > one.budget_bytes:
         operators = "operator" if one.ops_above_budget == 1 else "operators"
         lines.append(
-            f"change first: a budget of {_of(one.largest_op_bytes)}: {one.ops_above_budget} "
+            f"change first: a budget of {_of(whole(one.largest_op_bytes))}: {one.ops_above_budget} "
             f"{operators} alone needed up to that, more than the budget, and were slow"
         )
     elif short and (step is None or step.slowdown >= _WORTH):
         peak = one.peak_live_bytes if step is None else step.peak_bytes
         moves = "nothing moves" if step is None else "a step moves nothing"
-        line = f"change first: a budget of about {_of(peak)}, at which {moves}"
+        line = f"change first: a budget of about {_of(whole(peak))}, at which {moves}"
         to_try = not tried and (step is None or step.trains)
         lines.append(line + _ELSE if to_try else line)
     return lines

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..base.device_profiles import DeviceProfile
 from ..base.progress import Advance, ignore
-from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
+from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes, with_staging
 from ..errors import UmemError
 from ..policies import registry
 from ..simulation import replay
@@ -52,9 +52,14 @@ class Trials:
     step: StepTrace
     device: DeviceProfile
     host_budget: int = 0
+    staged: bool = False  # a disk's transfers take a share of the option `budget`
     left_out: list[str] = field(default_factory=list)  # settings not tried, and why
     advance: Advance = ignore  # called with 1 for each setting tried
     _known: dict[tuple[str, int], Result | None] = field(default_factory=dict)
+
+    def budget_of(self, result: Result) -> int:
+        """Return the option `budget`, in bytes, with which a program has this replay's budget."""
+        return with_staging(result.budget) if self.staged else result.budget
 
     def add(self, result: Result) -> None:
         """Add a replay made elsewhere."""
@@ -177,8 +182,9 @@ def _stalls(line: Timeline, waits: Sequence[Wait], trials: Trials) -> list[Findi
             continue
         left = enough.stall_us / line.result.stall_us
         all_of_it = f"all of the stall but {_percent(left)}" if left >= 0.001 else "the whole stall"
-        text += f"; a budget of {format_bytes(enough.budget)} would remove {all_of_it}"
-        found.append(Finding(f"{text}.", f"budget={enough.budget >> 20}MiB", enough.step_us, us))
+        budget = trials.budget_of(enough)
+        text += f"; a budget of {format_bytes(budget)} would remove {all_of_it}"
+        found.append(Finding(f"{text}.", f"budget={budget >> 20}MiB", enough.step_us, us))
     return found
 
 
@@ -258,11 +264,12 @@ def _smaller_budget(line: Timeline, trials: Trials) -> list[Finding]:
             low = middle
     if best is None:
         return []
+    less = trials.budget_of(best)
     text = (
-        f"The budget of {format_bytes(result.budget)} is more than the step needs: with "
-        f"{format_bytes(best.budget)} it is as fast, within {_percent(MIN_SHARE)}."
+        f"The budget of {format_bytes(trials.budget_of(result))} is more than the step needs: with "
+        f"{format_bytes(less)} it is as fast, within {_percent(MIN_SHARE)}."
     )
-    return [Finding(text, f"budget={best.budget >> 20}MiB", best.step_us, result.step_us)]
+    return [Finding(text, f"budget={less >> 20}MiB", best.step_us, result.step_us)]
 
 
 def _better_policy(result: Result, compared: Sequence[Result]) -> list[Finding]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..base.device_profiles import DeviceProfile
 from ..base.progress import progress
+from ..base.units import format_bytes
 from ..policies import registry
 from ..simulation import replay
 from ..simulation.replay import Result
@@ -15,6 +16,10 @@ from . import causes, findings, timeline
 from .page import Content
 
 COMPARED = ("auto", "belady", "conv_lru", "lru")
+_STAGED = (
+    "Pages on their way to and from the disk take {} of the option `budget`. Findings name the "
+    "whole option, and all else what is left of it."
+)
 COMPARED_OPS = 100_000  # beyond this, comparing unrequested policies takes minutes
 
 
@@ -28,6 +33,7 @@ def content(
     compared: Sequence[str] | None = None,
     origins: Mapping[BlockId, str] | None = None,
     host_budget: int = 0,
+    staging: int = 0,
     notes: Sequence[str] = (),
     results: Sequence[Result] = (),
     show: bool = False,
@@ -44,6 +50,7 @@ def content(
             `COMPARED_OPS` operators.
         origins: the source lines that allocate blocks, as far as known.
         host_budget: bytes that evicted tensors may take; 0 for no limit.
+        staging: bytes that a disk's transfers take of the option `budget` beside `budget`.
         notes: sentences for the end of the page.
         results: existing replays of this step with this device and budget.
         show: draw the progress where standard error is a terminal.
@@ -51,7 +58,7 @@ def content(
     Raises:
         ConfigError, PlanError, OutOfMemoryError, StateError: as `replay.replay_step`.
     """
-    trials = findings.Trials(step, device, host_budget)
+    trials = findings.Trials(step, device, host_budget, staged=staging > 0)
     if compared is None:
         compared = COMPARED if step.n_ops <= COMPARED_OPS else ()
         if not compared:
@@ -76,6 +83,8 @@ def content(
         by_cause, waits = causes.bytes_by_cause(line), causes.waits(line)
         found = findings.find(line, waits, by_cause, trials, results)
     said = [f"Not tried: {text}." for text in trials.left_out]
+    if staging:
+        said.insert(0, _STAGED.format(format_bytes(staging)))
     if raised := replay.raised_note(logged.result):
         said.insert(0, f"{raised}.")
     return Content(title, line, by_cause, waits, found, results, origins or {}, (*notes, *said))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..base import device_profiles, host
 from ..base.scratch_file import open_unnamed
-from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
+from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes, staging_bytes
 from ..config import ranks
 from ..config.settings import Settings
 from ..errors import ConfigError, NotSupportedError, did_you_mean
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 PLANNED = "planned"  # the native policy that runs plans
 _SHARE_WITH_DISK = 0.8  # of the available memory: evicted bytes take none of it
-_MIN_STAGING, _MAX_STAGING = 2, 64  # pages; two in flight each way keep a disk busy
 
 
 def device_kind(settings: Settings) -> str:
@@ -88,7 +87,7 @@ def native_options(settings: Settings, threads: int) -> core.Options:
         options.disk = str(settings.disk.folder)
         options.disk_bytes = settings.disk.bytes or 0
         options.disk_bytes_a_day = settings.disk_writes
-        options.staging_bytes = _staging_bytes(options.budget_bytes)
+        options.staging_bytes = staging_bytes(options.budget_bytes)
         options.budget_bytes -= options.staging_bytes
         options.device_bytes -= min(options.staging_bytes, options.device_bytes)
     if options.device == "cuda":
@@ -195,7 +194,7 @@ def soft_budget(settings: Settings, *, available: int | None, threads: int) -> i
         reason = "auto cannot find out how much memory is available"
         raise settings.refusal("budget", reason, "bytes as 8GiB")
     _check_size(settings, count)
-    staging = _staging_bytes(count) if settings.disk is not None else 0
+    staging = staging_bytes(count) if settings.disk is not None else 0
     if count - staging < floor_bytes(threads):
         reason = _below_floor(count - staging, threads)
         least = f"at least {format_bytes(floor_bytes(threads) + staging)}"
@@ -207,12 +206,6 @@ def soft_budget(settings: Settings, *, available: int | None, threads: int) -> i
         )
         raise settings.refusal("budget", reason, "less than the memory")
     return count
-
-
-def _staging_bytes(budget: int) -> int:
-    """Return the share of the budget that holds pages on their way to and from a disk."""
-    pages = budget // 16 // PAGE_BYTES
-    return PAGE_BYTES * min(max(pages, _MIN_STAGING), _MAX_STAGING)
 
 
 def floor_bytes(threads: int) -> int:

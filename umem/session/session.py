@@ -121,6 +121,7 @@ class Session:
 
 
 _current: Session | None = None
+_last: tuple[str, dict[str, Any]] = "", {}  # `_findings` of a session that has ended
 
 
 def start(settings: Settings, add_parts: Callable[[Session], None] | None = None) -> Session:
@@ -166,7 +167,7 @@ def disable() -> None:
         StateError: called inside an operator or a dispatch mode, or on another thread than
             `enable`, with the Python observer.
     """
-    global _current
+    global _current, _last
     with _lock:
         session = _current
         if session is None:
@@ -187,6 +188,8 @@ def disable() -> None:
             ) from error
         blocks.EXTERNAL.remove()
         try:
+            if session.settings.summary:
+                _last = _findings()  # for the end of the program
             session.end()
         finally:  # an interrupt, or a handler that has turned umem off, leaves nothing half on
             core.stop()
@@ -233,8 +236,8 @@ def summary() -> Summary:
     from ..integrations import blocks
     from ..monitor import summary as text
 
-    now = stats()
-    advice = text.advice(now, _why_unplanned(), core.faults_by_operator(), **_costs())
+    now, (why, known) = stats(), _findings()
+    advice = text.advice(now, why, core.faults_by_operator(), **known)
     return text.Summary(now, **description(), holders=blocks.holders(), advice=advice)
 
 
@@ -402,33 +405,30 @@ def _attach(settings: Settings) -> Attached:
     return attached
 
 
-def _why_unplanned() -> str:
-    session = _current
-    planner = None if session is None else session.planner
-    return planner.why_unplanned() if planner is not None else ""
-
-
-def _costs() -> dict[str, Any]:
-    """Return what the session knows for `monitor.summary.advice`."""
+def _findings() -> tuple[str, dict[str, Any]]:
+    """Return why steps have no plan, and what else `monitor.summary.advice` takes."""
     from ..base.native import core
 
     session = _current  # another thread may turn umem off
     if session is None:
-        return {}
-    settings = session.settings
-    costs: dict[str, Any] = {"disk_writes": settings.disk_writes}
+        return _last
+    settings, planner = session.settings, session.planner
+    why = "" if planner is None else planner.why_unplanned()
     both = settings.recompute != "off" and settings.optimizer.value != 0
-    costs["tried"] = settings.trace is not None or both
+    found: dict[str, Any] = {
+        "disk_writes": settings.disk_writes,
+        "tried": settings.trace is not None or both,
+    }
     devices = {device: stats(device) for device in core.opened_devices()}
     if not devices:
-        return costs
+        return why, found
     # Budgets are those of single devices, and so is the one to change.
     device = max(devices, key=lambda device: _need(devices[device]))
-    fullest = costs["fullest"] = devices[device]
-    if fullest.peak_live_bytes > fullest.budget_bytes and session.planner is not None:
-        planned = session.planner.planned_step(device)
-        costs["step"] = None if planned is None else planned.cost(fullest.budget_bytes)
-    return costs
+    fullest = found["fullest"] = devices[device]
+    if fullest.peak_live_bytes > fullest.budget_bytes and planner is not None:
+        planned = planner.planned_step(device)
+        found["step"] = None if planned is None else planned.cost(fullest.budget_bytes)
+    return why, found
 
 
 def _need(now: Stats) -> float:
@@ -441,7 +441,7 @@ def _at_exit(process: int, summary: bool, is_own: bool) -> None:
     if os.getpid() != process:
         return  # a forked child; the parent prints the summary
     with _lock:
-        why, costs = _why_unplanned(), _costs() if summary else {}
+        why, known = _findings() if summary else ("", {})
         if _current is not None:
             _current.leaving = True
             _current.end()
@@ -453,7 +453,7 @@ def _at_exit(process: int, summary: bool, is_own: bool) -> None:
         from ..monitor import summary as text
 
         faults, device = core.faults_by_operator(), core.current_options().device
-        sys.stderr.write(text.closing(now, why, faults, ranks.name(), device, **costs) + "\n")
+        sys.stderr.write(text.closing(now, why, faults, ranks.name(), device, **known) + "\n")
 
 
 def follow_free_memory() -> None:

@@ -18,7 +18,7 @@ from ..base.native import core
 from ..base.untraced import untraced
 from ..config import ranks
 from ..config.options import BY_NAME
-from ..config.settings import Settings, refusal
+from ..config.settings import Settings, refusal, trace_most
 from ..policies import registry
 from .device_planner import DevicePlanner
 from .layouts import Layouts
@@ -258,7 +258,7 @@ def _open(settings: Settings, path: Path) -> TraceFile | None:
     from ..trace.file_recorder import TraceFile
 
     try:
-        return TraceFile(path, _header)
+        return TraceFile(path, _header, trace_most())
     except OSError as error:
         if error.errno in _NO_TRACE:
             _log.warning("the trace %s is not written: %s", path, error.strerror)
@@ -279,4 +279,6 @@ def _header() -> Header:
     for number in core.opened_devices()[:1]:  # a budget is of one device
         figures = core.stats(number)
         limits = {name: figures[f"{name}_bytes"] for name in ("budget", "host_budget")}
+    if limits and options.staging_bytes:
+        limits["staging"] = options.staging_bytes
     return Header(device=device, source=source, extra=limits or None)

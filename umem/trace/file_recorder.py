@@ -38,6 +38,7 @@ class TraceFile:
     Args:
         path: replaced if it exists; compressed if the name ends in .gz.
         header: called when the first events are written.
+        most: end the file after so many bytes, and what is recorded then; 0: at `close`.
 
     Raises:
         OSError: the file cannot be written, or is a pipe that no program reads; EBUSY: another
@@ -45,7 +46,7 @@ class TraceFile:
         StateError: umem is off.
     """
 
-    def __init__(self, path: Path, header: Callable[[], Header]) -> None:
+    def __init__(self, path: Path, header: Callable[[], Header], most: int = 0) -> None:
         from ..base.native import core
 
         self._core = core
@@ -54,6 +55,7 @@ class TraceFile:
         self._wake = threading.Event()
         self._closed = False
         self._dropped = 0
+        self._most, self._written = most, 0
         self._looks = 0  # of the thread, for events to write
         self._process = os.getpid()
         self._ended = False  # by an error
@@ -98,7 +100,7 @@ class TraceFile:
         while not self._closed:
             at_a_step = self._wake.wait(_LOOK_S)
             self._wake.clear()
-            if self._closed:
+            if self._closed or self._ended:
                 return
             if at_a_step or self._core.record_waiting("file") > _EVENTS_AT_ONCE:
                 self._write(last=False)
@@ -116,16 +118,22 @@ class TraceFile:
             self._dropped = dropped
             if not lines and not last:
                 return
+            full = 0 < self._most <= self._written
             try:
-                self._put(self._first_line() + lines, last)
+                self._put(self._first_line() + lines, last or full)
             except OSError as error:
                 self._end(error)
+            else:
+                if full:
+                    self._ended = True
+                    self._core.record_stop("file")
 
     def _put(self, text: bytes, last: bool) -> None:
         if self._packer:
             how = zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH
             text = self._packer.compress(text) + self._packer.flush(how)
         left = memoryview(text)
+        self._written += len(left)
         while left:  # a write may take a part only: the last bytes of a disk
             left = left[self._file.write(left) :]
 
