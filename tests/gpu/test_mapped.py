@@ -66,6 +66,31 @@ def test_an_operator_above_the_budget_uses_the_host(program: Program) -> None:
     assert words == ["True", "True", "0"]
 
 
+def test_a_custom_operator_finds_its_tensors(program: Program) -> None:
+    """torch 2.14 and later call its kernel past the observer."""
+    words = run(
+        program,
+        """
+        import ctypes
+        driver = ctypes.CDLL("libcuda.so.1")
+        @torch.library.custom_op("umem_test::copied", mutates_args=("target",))
+        def copied(source: torch.Tensor, target: torch.Tensor) -> None:
+            places = (ctypes.c_uint64(each.data_ptr()) for each in (target, source))
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            print(driver.cuMemcpyDtoDAsync_v2(*places, ctypes.c_size_t(source.nbytes), stream))
+        with start(policy="lru"):
+            source, target = blocks(2)
+            umem.evict([source, target])
+            torch.cuda.synchronize()
+            copied(source, target)
+            torch.cuda.synchronize()
+            print(bool(target.cpu().eq(source.cpu()).all()), umem.stats().hook_errors)
+            del source, target
+        """,
+    )
+    assert words == ["0", "True", "0"]
+
+
 def test_disable_leaves_all_tensors_usable(program: Program) -> None:
     words = run(
         program,
