@@ -81,6 +81,7 @@ class Wrapper(torch.Tensor):
     """A tensor without memory of its own, such as a DTensor."""
 
     inner: torch.Tensor
+    mesh = "no tensor"
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Wrapper:
@@ -89,7 +90,7 @@ class Wrapper(torch.Tensor):
         return made
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["inner"], None
+        return ["inner", "mesh"], None  # since torch 2.14 not only tensors
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -103,6 +104,8 @@ def test_the_tensors_in_a_wrapper_have_its_tag() -> None:
     net = torch.nn.Module()
     net.weight = torch.nn.Parameter(Wrapper(torch.randn(1024, 1024)))
     assert named(net.weight.inner)[0] == "param"
+    umem.evict(net.weight)
+    assert umem.where(net.weight.inner).resident_bytes == 0
 
 
 @BOTH

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ..base.wrappers import inner_tensors, is_wrapper
 from ..errors import ConfigError, kind_of
 
 ALLOWED = (
@@ -78,7 +79,7 @@ def is_module(target: object) -> bool:
 
 
 def _named(target: Any, name: str, what: str) -> Iterator[tuple[str, Any]]:
-    if hasattr(target, "untyped_storage") and not hasattr(target, "__tensor_flatten__"):
+    if hasattr(target, "untyped_storage") and not is_wrapper(target):
         yield name, target
         return
     if not is_module(target) and _span(target) is not None:
@@ -97,8 +98,8 @@ def _members(target: Any, name: str, what: str) -> Iterator[tuple[str, Any]]:
         )
     if is_module(target):
         return itertools.chain(target.named_parameters(), target.named_buffers())
-    if hasattr(target, "__tensor_flatten__"):  # a wrapper around tensors, such as DTensor
-        return ((key, getattr(target, key)) for key in target.__tensor_flatten__()[0])
+    if is_wrapper(target):
+        return inner_tensors(target)
     if isinstance(target, Iterable) and not isinstance(target, (str, bytes)):
         return ((str(i), value) for i, value in enumerate(target))
     raise ConfigError(

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ...base.native import core
 from ...base.untraced import untraced
+from ...base.wrappers import inner_tensors, is_wrapper
 from ...capture import op_semantics
 from ...capture.dispatch import DispatchMode
 
@@ -181,6 +182,6 @@ def _tag(tensor: torch.Tensor, tag: str) -> None:
     address = _address(tensor)
     if address:
         core.tag(address, tag)
-    elif hasattr(tensor, "__tensor_flatten__"):  # a wrapper around tensors, such as DTensor
-        for name in tensor.__tensor_flatten__()[0]:
-            _tag(getattr(tensor, name), tag)
+    elif is_wrapper(tensor):
+        for _, inner in inner_tensors(tensor):
+            _tag(inner, tag)

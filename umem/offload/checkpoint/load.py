@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...base.progress import progress
+from ...base.wrappers import is_wrapper
 from ...errors import CheckpointError, ConfigError, kind_of, plain
 from ...residency.spans import is_module
 from ...session import session
@@ -153,7 +154,7 @@ def _check_kinds(slots: list[_Slot]) -> None:
     import torch
 
     for slot in slots:
-        if torch.nn.parameter.is_lazy(slot.tensor) or hasattr(slot.tensor, "__tensor_flatten__"):
+        if torch.nn.parameter.is_lazy(slot.tensor) or is_wrapper(slot.tensor):
             raise ConfigError(
                 f"umem.load_checkpoint(...): {slot.names[0]} is {kind_of(slot.tensor)}; "
                 "allowed: plain tensors. Load before the module is sharded or quantized, and after "
