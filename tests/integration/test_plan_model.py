@@ -301,6 +301,29 @@ def test_weights_that_do_not_run_are_told() -> None:
     assert remark.startswith("0.0 M trained weights got no gradient")
 
 
+def test_the_largest_size_is_known_if_its_double_does_not_run() -> None:
+    """As of a table of positions that no option makes longer."""
+
+    class Positions(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + torch.zeros(8, 8)[: len(x)]
+
+    def build(shape: networks.Shape) -> networks.Network:
+        data = {"x": torch.randn(shape.batch, 8)}
+        return networks.Network(
+            Positions(8, 8), data, lambda model, given: model(given["x"]), lambda out, _: out.sum()
+        )
+
+    def run(batch: int) -> training.Recorded:
+        how = training.Setup("full")
+        return training.record(
+            networks.Source("positions", build), networks.Shape(batch), how, whole_lists=True
+        )
+
+    sizes = plan_model.Sizes(run, device_profiles.find("a100-pcie4"), 1 << 40)
+    assert [sizes.largest(start).batch for start in (2, 8)] == [8, 8]
+
+
 def test_weights_that_are_not_quantized_are_told(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     config = {"model_type": "gpt2", "quantization_config": {"quant_method": "gptq", "bits": 4}}

@@ -300,11 +300,18 @@ class Sizes:
         return self.known[size]
 
     def largest(self, start: int) -> Fit:
-        """Find the largest size that fits, from steps of `start` and twice that; see `Fit`."""
+        """Find the largest size that fits, from steps of `start` and twice or half of that.
+
+        See `Fit`.
+        """
         from ..analysis import batch_size
         from ..trace.schema import MAX_LIVE_BYTES
 
         first = max(start, 2)  # 1 would squeeze dimensions away
+        try:
+            self.at(2 * first)
+        except PlanError:  # such as a sequence longer than the table of positions
+            first //= 2
         sizes = (first, 2 * first)
 
         def need(size: int) -> int:
@@ -313,7 +320,7 @@ class Sizes:
             except PlanError:
                 if size in (1, *sizes):
                     raise
-                return MAX_LIVE_BYTES  # such as a sequence longer than the table of positions
+                return MAX_LIVE_BYTES
 
         return batch_size.largest_batch(need, self._budget, batches=sizes, model=self._lines)
 
