@@ -19,11 +19,13 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "base/thread_role.h"
 #include "base/units.h"
+#include "residency/op_family.h"
 #include "runtime/alloc.h"
 #include "runtime/awaited.h"
 #include "runtime/ops.h"
@@ -240,8 +242,11 @@ GuessedSteps g_steps;
 
 // True if ops compute shapes alone, as when torch.compile traces the passes of a step.
 bool is_tracing() {
-  return c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::FAKE)
-      .has_value();
+  using c10::impl::TorchDispatchModeKey;
+  using c10::impl::TorchDispatchModeTLS;
+  return TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FAKE).has_value() ||
+         TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value() ||
+         TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FUNCTIONAL).has_value();
 }
 
 // The information from an op's name and the enclosing op.
@@ -284,7 +289,9 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   const bool may_record = !record->op.scope_marker || info.kind == OpKind::kCompiled;
   record->recorded = may_record && is_recorded(parent, fn);
   const bool computes = !is_tracing();
-  if (!parent && record->op.phase == Phase::kBackward && computes) g_steps.backward();
+  // A node outside the engine is one that compiled code applies in its forward pass.
+  if (!parent && computes && std::string_view(info.name).starts_with(residency::kEvaluate))
+    g_steps.backward();
   if (!parent && record->recorded && computes) {
     runs_steps();
     g_steps.forward();  // may run ops itself

@@ -30,11 +30,18 @@ constexpr std::string_view kFactories[] = {
     "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted"};
 
 // Ops that touch no contents: those that compare tensors, as `x.data = y` does, also for flat
-// parameters; those that change shapes in place; and one whose copy is an op of its own.
+// parameters; those that change shapes in place; views in lists; and one whose copy is an op of
+// its own.
 constexpr std::string_view kWithoutData[] = {"aten::_has_compatible_shallow_copy_type",
                                              "aten::is_same_size",
                                              "aten::is_set_to",
+                                             "aten::is_pinned",
                                              "aten::result_type",
+                                             "aten::atleast_1d",
+                                             "aten::atleast_2d",
+                                             "aten::atleast_3d",
+                                             "aten::broadcast_tensors",
+                                             "aten::meshgrid",
                                              "aten::as_strided_",
                                              "aten::detach_",
                                              "aten::squeeze_",
@@ -136,6 +143,13 @@ SharedTable& shared_table() {
   return *table;
 }
 
+// Never destroyed, like the table.
+const OpInfo& ignored() {
+  auto* made = new OpInfo;
+  made->kind = OpKind::kIgnored;
+  return *made;
+}
+
 OpInfo describe(const at::RecordFunction& fn, std::string_view name) {
   const bool collective = name.starts_with("c10d::");
   std::vector<Use> uses = uses_of(fn, name);
@@ -154,11 +168,7 @@ OpInfo describe(const at::RecordFunction& fn, std::string_view name) {
 }  // namespace
 
 const OpInfo& OpInfoCache::find(const at::RecordFunction& fn) {
-  static const OpInfo range = [] {
-    OpInfo made;
-    made.kind = OpKind::kIgnored;
-    return made;
-  }();
+  static const OpInfo& range = ignored();
   if (is_range_of_program(fn))
     return range;  // its name is the program's own, and may be new each time
   const char* key = fn.name();

@@ -251,6 +251,22 @@ class Hooked(Block):
 
 
 @pytest.mark.usefixtures("session")
+def test_a_module_may_remove_all_its_hooks() -> None:
+    net = Block()
+    net.register_forward_hook(lambda module, *_: module._forward_hooks.clear())
+    with torch.no_grad():
+        assert steps_of(times(5, net)) == 4
+
+
+def test_no_hook_is_left_when_umem_is_off() -> None:
+    net = Hooked()
+    with umem.enable(budget="64MiB", device="soft"), torch.no_grad():
+        with pytest.raises(ValueError, match="of another width"):
+            net(torch.ones(2, 4))
+    assert len(net._forward_hooks) == 1  # its own
+
+
+@pytest.mark.usefixtures("session")
 def test_a_module_that_adds_hooks_to_itself_raises_its_own_errors() -> None:
     net = Hooked()
     with torch.no_grad():

@@ -70,6 +70,38 @@ def test_converted_parameters_and_their_gradients(convert: Any) -> None:
     assert named(net[0].weight.grad)[0] == "grad"
 
 
+@BOTH
+@pytest.mark.usefixtures("on")
+def test_parameters_that_no_hook_saw_have_their_tag_after_a_call() -> None:
+    """As those of FSDP2, which writes a module's table itself."""
+    net = torch.nn.Linear(1024, 1024)
+    net._parameters["weight"] = torch.nn.Parameter(net.weight * 2)
+    assert named(net.weight)[0] != "param"
+    with torch.no_grad():
+        net(torch.randn(8, 1024))
+    assert named(net.weight)[0] == "param"
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler looks at it
+def test_compiled_code_may_convert_a_module() -> None:
+    class Converts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.layer.float()(x)
+            return out
+
+    torch._dynamo.reset()
+    with umem.enable(budget="64MiB", device="soft"):
+        net = Converts()
+        compiled = torch.compile(net, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(torch.ones(2, 8)), net(torch.ones(2, 8)))
+        del net, compiled
+    torch._dynamo.reset()
+
+
 def test_torchs_way_of_converting_is_back_afterwards() -> None:
     before = torch.nn.Module._apply
     with umem.enable(budget="64MiB", device="soft"):

@@ -108,7 +108,6 @@ def of_trace(
     title: str | None = None,
     compare: Sequence[str] | None = None,
     host_budget: int = 0,
-    staging: int = 0,
     shares: Sequence[float] = (),
     device: DeviceProfile | None = None,
     link: Sequence[float] | None = None,
@@ -125,7 +124,6 @@ def of_trace(
         title: of the page; None: the trace's name.
         compare: names of policies in the table; None: the usual ones.
         host_budget: bytes that evicted tensors may take; 0 for no limit.
-        staging: bytes that a disk's transfers take of the option `budget` beside `budget`.
         shares: shares of the updates to try on the host; the best is shown.
         device: the device profile; None: the trace's own if it is one, else the default.
         link: another link for the device that the trace names, as `--link` takes it.
@@ -151,6 +149,7 @@ def of_trace(
         notes.append(f"This is device {number} of {len(found)}; --trace-device chooses another.")
     # A run names its GPU, or the profile of its software device; plans name a profile too.
     own = trace.device.removeprefix("soft:")
+    staging = trace.staging if device is None else 0  # another device has no disk
     on_cpu = own in device_profiles.names() and own != device_profiles.DISK
     if on_cpu and not trace.source.startswith("umem plan"):
         notes.append(_CPU_TIMES)

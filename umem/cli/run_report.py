@@ -147,7 +147,6 @@ def _write(page: Path, trace: Path, program: Sequence[str], given: Mapping[str, 
         str(settings.load(given, flags=True).policy),  # text, like all options from outside
         title=" ".join(program),
         host_budget=limits["host_budget"],
-        staging=limits.get("staging", 0),
         partial=True,
         show=True,
     )

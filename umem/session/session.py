@@ -167,7 +167,7 @@ def disable() -> None:
         StateError: called inside an operator or a dispatch mode, or on another thread than
             `enable`, with the Python observer.
     """
-    global _current, _last
+    global _last
     with _lock:
         session = _current
         if session is None:
@@ -187,14 +187,17 @@ def disable() -> None:
                 "umem.enable()"
             ) from error
         blocks.EXTERNAL.remove()
-        try:
-            if session.settings.summary:
-                _last = _findings()  # for the end of the program
-            session.end()
-        finally:  # an interrupt, or a handler that has turned umem off, leaves nothing half on
-            core.stop()
-            blocks.umem_turned_off()
-            _current = None
+        with contextlib.ExitStack() as ends:  # an error, or an interrupt, leaves nothing half on
+            ends.callback(_forget)
+            ends.callback(blocks.umem_turned_off)
+            ends.callback(core.stop)
+            ends.callback(session.end)
+            _last = _findings() if session.settings.summary else ("", {})
+
+
+def _forget() -> None:
+    global _current
+    _current = None
 
 
 def is_enabled() -> bool:
@@ -441,10 +444,12 @@ def _at_exit(process: int, summary: bool, is_own: bool) -> None:
     if os.getpid() != process:
         return  # a forked child; the parent prints the summary
     with _lock:
-        why, known = _findings() if summary else ("", {})
-        if _current is not None:
-            _current.leaving = True
-            _current.end()
+        try:
+            why, known = _findings() if summary else ("", {})
+        finally:
+            if _current is not None:
+                _current.leaving = True
+                _current.end()
     if not summary or sys.stderr is None:  # cron closes it
         return
     now = stats()

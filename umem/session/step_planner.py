@@ -258,7 +258,8 @@ def _open(settings: Settings, path: Path) -> TraceFile | None:
     from ..trace.file_recorder import TraceFile
 
     try:
-        return TraceFile(path, _header, trace_most())
+        of_variable = settings.origins["trace"] == BY_NAME["trace"].env
+        return TraceFile(path, _header, trace_most() if of_variable else 0)
     except OSError as error:
         if error.errno in _NO_TRACE:
             _log.warning("the trace %s is not written: %s", path, error.strerror)

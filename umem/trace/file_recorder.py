@@ -58,7 +58,7 @@ class TraceFile:
         self._most, self._written = most, 0
         self._looks = 0  # of the thread, for events to write
         self._process = os.getpid()
-        self._ended = False  # by an error
+        self._ended = False  # by an error, or by `most`
         # No gzip.GzipFile: on a full disk its finalizer would write once more, and print the error.
         self._packer = zlib.compressobj(3, wbits=_GZIP) if path.suffix == ".gz" else None
         self._file = _open(path)
@@ -127,6 +127,7 @@ class TraceFile:
                 if full:
                     self._ended = True
                     self._core.record_stop("file")
+                    _log.info("the trace %s ends here, after %d bytes", self.path, self._written)
 
     def _put(self, text: bytes, last: bool) -> None:
         if self._packer:

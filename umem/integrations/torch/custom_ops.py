@@ -27,13 +27,15 @@ class CustomOps:
         for defined in [*custom_ops.OPDEFS.values()]:
             if defined._opoverload._is_pyobj_dispatcher_enabled():
                 self._set(defined._opoverload)
-        setattr(_Overload, _METHOD, lambda overload, enabled=True: self._set(overload, enabled))
+        self._instead: Any = lambda overload, enabled=True: self._set(overload, enabled)
+        setattr(_Overload, _METHOD, self._instead)
 
     def remove(self) -> None:
         """Restore direct calls."""
         if self._enable is None:
             return
-        setattr(_Overload, _METHOD, self._enable)
+        if getattr(OpOverload, _METHOD) is self._instead:
+            setattr(_Overload, _METHOD, self._enable)
         for overload in [*self._direct]:
             self._enable(overload, True)
 

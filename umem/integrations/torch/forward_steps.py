@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ...base.native import core
+from .hooks import tag_parameters
 
 _CYCLES = 3  # marked steps that are compared
 # torch warns that the hook is called for the compiled module too, as intended here.
@@ -42,7 +43,7 @@ class _Returned:
             return
         self.gone.detach()
         # After an exception torch is in a loop over the hooks, which only the last may leave.
-        if next(reversed(module._forward_hooks)) == self.handle.id:
+        if next(reversed(module._forward_hooks), self.handle.id) == self.handle.id:
             self.handle.remove()
         else:
             self._steps.left.append(self.handle)
@@ -66,6 +67,7 @@ class ForwardSteps:
 
     def __init__(self) -> None:
         self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._tagged: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._calls = self._repeats = 0
         self._over = 0  # repeated calls of evaluations that are over
         self._trains = False  # a call with gradients came since the last step
@@ -85,6 +87,7 @@ class ForwardSteps:
         """Remove the hook from torch, and the filter from the warnings."""
         self._removed = True
         self._hooks.pop(self._key, None)
+        self._remove_left()
         filters: Any = warnings.filters  # its type says that it cannot change
         with contextlib.suppress(ValueError):  # the program has other filters by now
             filters.remove(self._filter)
@@ -99,9 +102,11 @@ class ForwardSteps:
         if not isinstance(module, torch.jit.ScriptModule):  # its submodules call no hooks
             if self._hooks.pop(self._key, None) is None:
                 return  # another thread's call came first
-            while self.left:
-                self.left.pop().remove()
+            self._remove_left()
             self._listen_after(module)
+        if module not in self._tagged:  # hooks of registration do not see all parameters
+            self._tagged.add(module)
+            tag_parameters(module)
         self._take_marks()
         if torch.is_grad_enabled():
             self._train()
@@ -115,6 +120,10 @@ class ForwardSteps:
         returned.handle = module.register_forward_hook(returned, always_call=True)
         returned.gone = weakref.finalize(module, self.listen)
         returned.gone.atexit = False
+
+    def _remove_left(self) -> None:
+        while self.left:
+            self.left.pop().remove()
 
     def listen(self) -> None:
         """Put the hook back once the outermost call has returned."""

@@ -61,7 +61,9 @@ class Tagger:
         _Optimizer.load_state_dict = self._instead
         self._apply: Any = torch.nn.Module._apply
         self._apply_instead: Any = functools.wraps(self._apply)(
-            lambda module, *args, **named: self._applied(module, *args, **named)
+            lambda module, *args, **named: (
+                self._apply if torch.compiler.is_compiling() else self._applied
+            )(module, *args, **named)
         )
         _Module._apply = self._apply_instead
 
@@ -170,6 +172,13 @@ def _address(tensor: torch.Tensor) -> int:
             return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return 0
+
+
+@untraced
+def tag_parameters(module: torch.nn.Module) -> None:
+    """Tag the parameters of a module and its gradients, however they came there, as in FSDP2."""
+    for parameter in module.parameters():
+        _tag_parameter(parameter)
 
 
 def _tag_parameter(parameter: torch.Tensor) -> None:
