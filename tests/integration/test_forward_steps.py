@@ -260,9 +260,12 @@ def test_a_module_may_remove_all_its_hooks() -> None:
 
 def test_no_hook_is_left_when_umem_is_off() -> None:
     net = Hooked()
-    with umem.enable(budget="64MiB", device="soft"), torch.no_grad():
-        with pytest.raises(ValueError, match="of another width"):
-            net(torch.ones(2, 4))
+    with (
+        umem.enable(budget="64MiB", device="soft"),
+        torch.no_grad(),
+        pytest.raises(ValueError, match="of another width"),
+    ):
+        net(torch.ones(2, 4))
     assert len(net._forward_hooks) == 1  # its own
 
 

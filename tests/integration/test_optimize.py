@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import logging
 import os
 import pickle
@@ -12,6 +13,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -349,6 +351,59 @@ def test_a_compiled_part_runs_compiled_and_the_rest_is_planned() -> None:
     agree(net, plain, x, steps=4)
     assert len(runs) == 4
     assert report(net).dropped > 0
+
+
+@pytest.mark.filterwarnings("default")  # torch's own, while it compiles
+def test_a_part_whose_backward_pass_is_compiled_too() -> None:
+    """Its node releases what it has saved before it ends."""
+    net, x = cnn()
+    plain = copy.deepcopy(net)
+    net.blocks[0].compile(backend="aot_eager")
+    umem.optimize(net, mode="speed")
+    agree(net, plain, x, steps=4)
+    assert report(net).why_not == ""
+    assert report(net).dropped > 0
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("respect", [None, True])
+def test_a_selective_checkpoint_inside(respect: bool | None) -> None:
+    """Since torch 2.14 it looks for hooks of the program, which umem's are not."""
+    from torch.utils.checkpoint import (
+        CheckpointPolicy,
+        checkpoint,
+        create_selective_checkpoint_contexts,
+    )  # fmt: skip
+
+    options: dict[str, Any] = {} if respect is None else {"respect_saved_tensors_hooks": respect}
+    if options and "respect_saved_tensors_hooks" not in inspect.signature(checkpoint).parameters:
+        pytest.skip("this torch has no such option")
+
+    class Selective(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (
+                nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(2)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept = partial(
+                create_selective_checkpoint_contexts,
+                lambda _ctx, op, *_args, **_named: (
+                    CheckpointPolicy.MUST_SAVE
+                    if op == torch.ops.aten.tanh.default
+                    else CheckpointPolicy.PREFER_RECOMPUTE
+                ),
+            )
+            x = checkpoint(self.first, x, use_reentrant=False, context_fn=kept, **options)
+            out: torch.Tensor = self.second(torch.relu(x))
+            return out
+
+    net = Selective()
+    plain = copy.deepcopy(net)
+    umem.optimize(net, mode="memory")
+    agree(net, plain, torch.randn(256, 64), steps=4)
+    assert "not live" not in report(net).why_not
 
 
 PROGRAM = """

@@ -28,6 +28,29 @@ class Storage:
         return self.size
 
 
+class OnGpu:
+    """A wrapper, such as a DTensor, that asks like an array of a GPU and cannot answer."""
+
+    def __init__(self, *inner: object) -> None:
+        self.inner, self.mesh = inner[0], "no tensor"
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner", "mesh"], None
+
+    def untyped_storage(self) -> Storage:
+        return Storage(0)
+
+    @property
+    def __cuda_array_interface__(self) -> object:
+        raise RuntimeError("it requires a gradient")
+
+
+def test_a_wrapper_is_what_it_wraps() -> None:
+    inner = Tensor()
+    (part,) = parts({"w": OnGpu(inner)}, "pin")
+    assert (part.name, part.tensor) == ("w.inner", inner)
+
+
 @dataclass(eq=False)
 class Tensor:
     shape: tuple[int, ...] = (16,)

@@ -19,8 +19,8 @@ _TWICE = {"allreduce_", "allreduce_coalesced_", "all_reduce", "all_reduce_", "al
 # One rank has all the bytes, or gets them: they pass each link once.
 _WHOLE = {"broadcast", "broadcast_", "reduce_", "send", "recv_", "recv_any_source_", "gather_",
           "scatter_"}  # fmt: skip
-_WAIT = "wait_tensor"  # an op of compute that takes no time except for the wait
-_NO_EXCHANGE = {"barrier", "monitored_barrier_", _WAIT}
+_WAITS = ("wait_tensor", "wait_tensors")  # ops of compute that take no time except for the wait
+_NO_EXCHANGE = {"barrier", "monitored_barrier_", *_WAITS}
 # Fills the gathered tensors; FSDP2 does it on a stream next to compute.
 _COPY_IN = "fsdp::all_gather_copy_in"
 
@@ -46,7 +46,7 @@ def with_node(clock: Clock, node: Node) -> Clock:
     """Return the clock with the times of collectives in a cluster of such nodes."""
 
     def duration(op: Op, cost: OpCost) -> float:
-        if op.name.endswith(_WAIT):
+        if op.name.endswith(_WAITS):
             return 0.0
         return clock(op, cost) if cost.exchange is None else cost.exchange.us(node)
 
@@ -114,7 +114,7 @@ class _Queue:
 
 def is_beside(name: str) -> bool:
     """Return whether an op of that name runs on a queue of collectives."""
-    if name.endswith(_WAIT):
+    if name.endswith(_WAITS):
         return False
     return name.startswith(op_semantics.COLLECTIVES) or name == _COPY_IN
 

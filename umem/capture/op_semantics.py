@@ -43,7 +43,8 @@ IN_PLACE = frozenset(f"c10d::{name}" for name in (
 ))  # fmt: skip
 # FSDP2's copies into and out of the exchanged tensors. The first writes a part of its second
 # argument.
-_OF_SHARDS = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chunk_cat")
+_OF_SHARDS = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chunk_cat",
+              "fsdp::chunk_cat_mixed_dtype")  # fmt: skip
 # They keep a state of their own, change what a storage is, or return no tensor.
 _UNREPEATABLE = {"_cudnn_rnn", "_cudnn_init_dropout_state", "miopen_rnn", "resize_as_",
                  "record_stream", "_local_scalar_dense",

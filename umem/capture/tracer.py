@@ -268,4 +268,7 @@ class Tracer(DispatchMode):
         held = self._live.get(key)
         if held is not None and held[0] == number:
             del self._live[key]
-            self.recording.events.append(Free(number))
+            self._free(number)
+
+    def _free(self, number: BlockId) -> None:
+        self.recording.events.append(Free(number))

@@ -82,7 +82,7 @@ def _named(target: Any, name: str, what: str) -> Iterator[tuple[str, Any]]:
     if hasattr(target, "untyped_storage") and not is_wrapper(target):
         yield name, target
         return
-    if not is_module(target) and _span(target) is not None:
+    if not is_module(target) and not is_wrapper(target) and _span(target) is not None:
         yield name, target
         return
     for key, value in _members(target, name, what):

@@ -182,9 +182,10 @@ def tag_parameters(module: torch.nn.Module) -> None:
 
 
 def _tag_parameter(parameter: torch.Tensor) -> None:
-    _tag(parameter, "param")
-    if parameter.grad is not None:
-        _tag(parameter.grad, "grad")
+    with torch._C.DisableTorchFunction():  # modes of the program do not see it
+        _tag(parameter, "param")
+        if parameter.grad is not None:
+            _tag(parameter.grad, "grad")
 
 
 def _tag(tensor: torch.Tensor, tag: str) -> None:

@@ -23,7 +23,7 @@ from ...capture import op_semantics
 from ...capture.dispatch import entered
 from ...capture.recording import OpCost
 from ...capture.tracer import Tracer
-from ...trace.schema import Free, Op, Step
+from ...trace.schema import Op, Step
 from .forward import dropping
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class StepRecorder(Tracer):
         self._saved: Counter[BlockId] = Counter()  # tensors that autograd keeps
         self._released: set[BlockId] = set()  # by all but autograd
         self._node: _OfNode | None = None  # the one that runs
+        # It may release what it has read, as those of compiled code do, before its op is recorded.
+        self._freed: list[BlockId] = []
         self._ended = False
         self._aside_depth = 0  # umem's own ops run
         self._noting(self._begin, model, args, kwargs)
@@ -75,6 +77,7 @@ class StepRecorder(Tracer):
         """End the record and return it; what runs from now on is not part of it."""
         self._ended = True
         self._live.clear()
+        self._end_frees()
         self.recording.forward = tuple(self._forward)
         self.recording.steps = 1
         self.recording.events.append(Step())
@@ -108,12 +111,13 @@ class StepRecorder(Tracer):
         self._saved[block] -= 1
         if not self._saved[block] and block in self._released and not self._ended:
             self._released.discard(block)
-            self.recording.events.append(Free(block))
+            self._free(block)
 
     def enter(self, node: _OfNode, gradients: Any) -> None:
         """Note that a node of backward begins."""
         if self._ended:
             return
+        self._end_frees()  # of a node that raised
         if not self.saw_backward:
             self.saw_backward = True
             Variable._execution_engine.queue_callback(lambda: self._noting(self._tag_gradients))
@@ -123,8 +127,9 @@ class StepRecorder(Tracer):
     def leave(self, node: _OfNode, results: Any) -> None:
         """Note that a node of backward has ended."""
         if self._node is node:
-            self._node = None
             self._noting(self._end_node, node, results)
+            self._node = None
+            self._end_frees()
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for tensor in op_semantics.strided([*model.parameters(), *model.buffers()]):
@@ -184,6 +189,17 @@ class StepRecorder(Tracer):
             self._released.add(number)
         else:
             super()._died(key, number)
+
+    def _free(self, number: BlockId) -> None:
+        if self._node is None:
+            super()._free(number)
+        else:
+            self._freed.append(number)
+
+    def _end_frees(self) -> None:
+        freed, self._freed = self._freed, []
+        for number in freed:
+            super()._free(number)
 
     def _stands_for(self, copy: Tensor, block: BlockId) -> None:
         """Take a copy of a dropped tensor for the tensor."""

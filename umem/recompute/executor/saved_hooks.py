@@ -38,8 +38,11 @@ def saved_hooks(pack: Hook, unpack: Hook) -> Iterator[None]:
     that refuse them.
     """
     ours = _aside(pack), _aside(unpack)
+    # Since torch 2.14, selective checkpoints look behind such hooks for those of the program.
+    ours[0]._checkpoint_internal = True
     try:  # from before the first change on: an interrupt may come at any line
         _replace(_active.add, id(ours))
+        ours[0]._user_hooks = _top()
         _autograd._push_saved_tensors_default_hooks(*ours)
         yield
     finally:
@@ -50,9 +53,10 @@ def saved_hooks(pack: Hook, unpack: Hook) -> Iterator[None]:
             raise
 
 
-def _end(ours: tuple[Hook, Hook]) -> None:
+def _end(ours: tuple[Any, Any]) -> None:
     if _top() == ours:
         _autograd._pop_saved_tensors_default_hooks()
+    ours[0]._user_hooks = None
     _replace(_active.discard, id(ours))
 
 
@@ -83,15 +87,16 @@ def _ours() -> tuple[Hook, Hook] | None:
     return top if top is not None and getattr(top[0], "of_umem", False) else None
 
 
-def _aside(hook: Hook) -> Hook:
+def _aside(hook: Hook) -> Any:
     """Return the hook, such that the program's modes of torch functions do not see its calls."""
 
     def aside(saved: Any) -> Any:
         with torch._C.DisableTorchFunction():
             return hook(saved)
 
-    aside.of_umem = True  # type: ignore[attr-defined]
-    return aside
+    made: Any = aside
+    made.of_umem = True
+    return made
 
 
 def _replace(change: Callable[[int], None], context: int) -> None:
