@@ -113,8 +113,13 @@ MUTANTS = (
         "if (!stays) part();", "part();", LAYOUTS,
     ),
     Mutant(
+        "a free workspace is not cut where plans cut it", "engine/engine.cpp",
+        "(unit.tag != Tag::kWorkspace || !state_.ledger.live(piece))",
+        "unit.tag != Tag::kWorkspace", ("tests/unit/test_replay.py",),
+    ),
+    Mutant(
         "what the program keeps stays away when a layout is parted", "engine/moves.cpp",
-        "if (!leaving) return !state_.ledger.kept_in_place(id);", "if (!leaving) return true;",
+        "return !state_.ledger.kept_in_place(id);", "return true;",
         LAYOUTS,
     ),
     Mutant(
