@@ -82,6 +82,23 @@ def test_parameters_that_no_hook_saw_have_their_tag_after_a_call() -> None:
     assert named(net.weight)[0] == "param"
 
 
+class Named(torch.nn.Linear):
+    """Has what torch means by `parameters` replaced, as a program's configuration may."""
+
+    parameters: Any = None
+
+
+def test_modules_whose_parameters_are_no_parameters_are_called_as_without_umem() -> None:
+    net = Named(1024, 1024)
+    with umem.enable(budget="64MiB", device="soft"):
+        weight = torch.randn(1024, 1024, requires_grad=True) * 2  # no leaf
+        x = torch.randn(8, 1024)
+        out = torch.func.functional_call(net, {"weight": weight}, (x,))
+        assert torch.equal(out, torch.nn.functional.linear(x, weight, net.bias))
+        assert named(weight)[0] != "param"
+        del weight, x, out
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler looks at it
 def test_compiled_code_may_convert_a_module() -> None:
     class Converts(torch.nn.Module):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..base import device_profiles
+from ..base.units import with_staging
 from ..config.parsers import SHARE_ALLOWED
 from ..errors import ConfigError
 from ..policies import registry
@@ -149,7 +150,7 @@ def of_trace(
         notes.append(f"This is device {number} of {len(found)}; --trace-device chooses another.")
     # A run names its GPU, or the profile of its software device; plans name a profile too.
     own = trace.device.removeprefix("soft:")
-    staging = trace.staging if device is None else 0  # another device has no disk
+    staged = trace.staged and device is None  # another device has no disk
     on_cpu = own in device_profiles.names() and own != device_profiles.DISK
     if on_cpu and not trace.source.startswith("umem plan"):
         notes.append(_CPU_TIMES)
@@ -175,7 +176,7 @@ def of_trace(
         compared=compare,
         origins=trace.origins,
         host_budget=host_budget,
-        staging=staging,
+        staging=with_staging(room) - room if staged else 0,
         notes=notes,
         show=show,
     )

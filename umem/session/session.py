@@ -167,7 +167,7 @@ def disable() -> None:
         StateError: called inside an operator or a dispatch mode, or on another thread than
             `enable`, with the Python observer.
     """
-    global _last
+    global _current, _last
     with _lock:
         session = _current
         if session is None:
@@ -187,17 +187,15 @@ def disable() -> None:
                 "umem.enable()"
             ) from error
         blocks.EXTERNAL.remove()
-        with contextlib.ExitStack() as ends:  # an error, or an interrupt, leaves nothing half on
-            ends.callback(_forget)
-            ends.callback(blocks.umem_turned_off)
-            ends.callback(core.stop)
-            ends.callback(session.end)
+        try:
             _last = _findings() if session.settings.summary else ("", {})
-
-
-def _forget() -> None:
-    global _current
-    _current = None
+        finally:
+            try:
+                session.end()
+            finally:  # an interrupt, or a handler that has turned umem off, leaves nothing half on
+                core.stop()
+                blocks.umem_turned_off()
+                _current = None
 
 
 def is_enabled() -> bool:

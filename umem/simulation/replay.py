@@ -149,7 +149,7 @@ class LoadedTrace(NamedTuple):
     source: str  # the program that wrote it
     # The origins of that step's blocks, "module · file:line", as far as the trace has them.
     origins: Mapping[BlockId, str]
-    staging: int  # bytes that a disk's transfers took of the option `budget`
+    staged: bool  # a disk's transfers took a share of the option `budget`
 
 
 def replay_step(
@@ -260,16 +260,11 @@ def load_devices(
                 header.device,
                 header.source,
                 origin.of_blocks(builder.events()),
-                _whole((header.extra or {}).get("staging")),
+                "staging" in (header.extra or {}),
             )
     if not found:
         raise TraceError(f"{path}: {reason}") from None
     return found
-
-
-def _whole(value: object) -> int:
-    """Return the number; 0 if a header has something else there."""
-    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _size(path: str | os.PathLike[str]) -> int:

@@ -22,6 +22,7 @@ class CustomOps:
     def __init__(self) -> None:
         self._direct: weakref.WeakSet[Any] = weakref.WeakSet()  # what is called directly otherwise
         self._enable: Any = getattr(OpOverload, _METHOD, None)
+        self._removed = False
         if self._enable is None:
             return
         for defined in [*custom_ops.OPDEFS.values()]:
@@ -34,6 +35,7 @@ class CustomOps:
         """Restore direct calls."""
         if self._enable is None:
             return
+        self._removed = True
         if getattr(OpOverload, _METHOD) is self._instead:
             setattr(_Overload, _METHOD, self._enable)
         for overload in [*self._direct]:
@@ -41,6 +43,9 @@ class CustomOps:
 
     def _set(self, overload: Any, enabled: bool = True) -> None:
         """Note the setting; the operator gets it when umem is off."""
+        if self._removed:  # another's wrapper around the method still calls this one
+            self._enable(overload, enabled)
+            return
         if enabled:
             self._direct.add(overload)
         else:

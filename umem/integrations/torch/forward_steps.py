@@ -19,6 +19,7 @@ from ...base.native import core
 from .hooks import tag_parameters
 
 _CYCLES = 3  # marked steps that are compared
+_TRIES = 3  # calls of a module in which its parameters are tagged
 # torch warns that the hook is called for the compiled module too, as intended here.
 _EXPECTED = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
@@ -67,7 +68,8 @@ class ForwardSteps:
 
     def __init__(self) -> None:
         self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._tagged: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        # The calls in which to tag parameters that had no memory yet.
+        self._untagged: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._calls = self._repeats = 0
         self._over = 0  # repeated calls of evaluations that are over
         self._trains = False  # a call with gradients came since the last step
@@ -104,9 +106,9 @@ class ForwardSteps:
                 return  # another thread's call came first
             self._remove_left()
             self._listen_after(module)
-        if module not in self._tagged:  # hooks of registration do not see all parameters
-            self._tagged.add(module)
-            tag_parameters(module)
+        left = self._untagged.get(module, _TRIES)
+        if left:  # hooks of registration do not see all parameters
+            self._untagged[module] = 0 if tag_parameters(module) else left - 1
         self._take_marks()
         if torch.is_grad_enabled():
             self._train()

@@ -175,23 +175,41 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 @untraced
-def tag_parameters(module: torch.nn.Module) -> None:
-    """Tag the parameters of a module and its gradients, however they came there, as in FSDP2."""
-    for parameter in module.parameters():
-        _tag_parameter(parameter)
+def tag_parameters(module: torch.nn.Module) -> bool:
+    """Tag the parameters of a module and their gradients, however they came there, as in FSDP2.
+
+    Returns:
+        False if some have no memory yet, or are tensors that `torch.func.functional_call` put in
+        their place.
+    """
+    known, seen, ahead = True, set(), [module]
+    while ahead:
+        part = ahead.pop()  # not by `parameters`, which may be the program's own
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        ahead += [inner for inner in part._modules.values() if inner is not None]
+        for parameter in part._parameters.values():
+            if parameter is not None:
+                known &= _tag_parameter(parameter)
+    return known
 
 
-def _tag_parameter(parameter: torch.Tensor) -> None:
+def _tag_parameter(parameter: torch.Tensor) -> bool:
+    """Tag the parameter and its gradient; False if it has no memory, or is no parameter."""
     with torch._C.DisableTorchFunction():  # modes of the program do not see it
-        _tag(parameter, "param")
+        if not parameter.is_leaf:
+            return False
         if parameter.grad is not None:
             _tag(parameter.grad, "grad")
+        return _tag(parameter, "param")
 
 
-def _tag(tensor: torch.Tensor, tag: str) -> None:
+def _tag(tensor: torch.Tensor, tag: str) -> bool:
+    """Tag the tensor's memory; False if it has none."""
     address = _address(tensor)
     if address:
         core.tag(address, tag)
-    elif is_wrapper(tensor):
-        for _, inner in inner_tensors(tensor):
-            _tag(inner, tag)
+        return True
+    tagged = [_tag(inner, tag) for _, inner in inner_tensors(tensor)] if is_wrapper(tensor) else []
+    return any(tagged)
