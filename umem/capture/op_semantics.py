@@ -28,7 +28,7 @@ _MAKES_EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_e
                 "new_empty_strided", "resize_", "set_"}  # fmt: skip
 # They read the shape of their input and not its data.
 SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
-               "new_zeros", "new_ones", "new_full"}  # fmt: skip
+              "new_zeros", "new_ones", "new_full"}  # fmt: skip
 # Namespaces of ops between ranks, and the ops among them whose schemas do not tell that they write
 # their first argument (torch/csrc/distributed/c10d/Ops.cpp): all of it without reading it, or, on
 # some rank or all, with its previous contents. The native observer's lists are made from these too.

@@ -86,9 +86,7 @@ class Tagger:
     def _applied(self, module: torch.nn.Module, *args: Any, **named: Any) -> Any:
         """Tag what a conversion such as `module.half()` has put in place of the parameters."""
         applied = self._apply(module, *args, **named)
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                _tag_parameter(parameter)
+        _tag_own_parameters(module)
         return applied
 
     @untraced
@@ -189,10 +187,14 @@ def tag_parameters(module: torch.nn.Module) -> bool:
             continue
         seen.add(id(part))
         ahead += [inner for inner in part._modules.values() if inner is not None]
-        for parameter in part._parameters.values():
-            if parameter is not None:
-                known &= _tag_parameter(parameter)
+        known &= _tag_own_parameters(part)
     return known
+
+
+def _tag_own_parameters(module: torch.nn.Module) -> bool:
+    """Tag those of the module itself; False as in `tag_parameters`."""
+    tagged = [_tag_parameter(each) for each in module._parameters.values() if each is not None]
+    return all(tagged)
 
 
 def _tag_parameter(parameter: torch.Tensor) -> bool:
