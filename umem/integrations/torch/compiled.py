@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
+from ...base.replaced import Replaced
+
 _log = logging.getLogger("umem")
 _LOADER = "torch._inductor.async_compile"
 _LAUNCHER = "torch._inductor.runtime.triton_heuristics"
@@ -36,7 +38,7 @@ class CompiledKernels:
 
     def __init__(self, ext: ModuleType) -> None:
         self._ext = ext
-        self._before: list[tuple[Any, str, Any]] = []
+        self._replaced: list[Replaced] = []
         self._said: set[str] = set()
         self._launches: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._imports = _Imports({_LOADER: self._put_loader, _LAUNCHER: self._put_launcher})
@@ -45,26 +47,19 @@ class CompiledKernels:
     def remove(self) -> None:
         """Restore Inductor's functions."""
         self._imports.remove()
-        while self._before:
-            owner, name, before = self._before.pop()
-            setattr(owner, name, before)
+        for replaced in self._replaced:
+            replaced.remove()
 
     def _put(self, module: ModuleType, owner: str, name: str, around: Callable[..., Any]) -> None:
         """Wrap a method by `around(original, *args)`; leave a torch without it unchanged."""
         found = getattr(module, owner, None)
-        original = getattr(found, name, None)
-        if not callable(original):
+        if not callable(getattr(found, name, None)):
             self._say(
                 f"{module.__name__} has no {owner}.{name} in this torch: umem does not see the "
                 "kernels of torch.compile, whose data moves by page faults"
             )
             return
-
-        def instead(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs)
-
-        self._before.append((found, name, original))
-        setattr(found, name, instead)
+        self._replaced.append(Replaced(found, name, around))
 
     def _put_loader(self, module: ModuleType) -> None:
         self._put(module, "AsyncCompile", "cpp_pybinding", self._made)

@@ -12,7 +12,8 @@ from typing import Any
 from torch._library import custom_ops
 from torch._ops import OpOverload
 
-_Overload: Any = OpOverload  # whose method is replaced
+from ...base.replaced import Replaced
+
 _METHOD = "_enable_pyobj_dispatch"  # since torch 2.14
 
 
@@ -22,32 +23,25 @@ class CustomOps:
     def __init__(self) -> None:
         self._direct: weakref.WeakSet[Any] = weakref.WeakSet()  # what is called directly otherwise
         self._enable: Any = getattr(OpOverload, _METHOD, None)
-        self._removed = False
         if self._enable is None:
             return
         for defined in [*custom_ops.OPDEFS.values()]:
             if defined._opoverload._is_pyobj_dispatcher_enabled():
-                self._set(defined._opoverload)
-        self._instead: Any = lambda overload, enabled=True: self._set(overload, enabled)
-        setattr(_Overload, _METHOD, self._instead)
+                self._set(self._enable, defined._opoverload)
+        self._replaced = Replaced(OpOverload, _METHOD, self._set)
 
     def remove(self) -> None:
         """Restore direct calls."""
         if self._enable is None:
             return
-        self._removed = True
-        if getattr(OpOverload, _METHOD) is self._instead:
-            setattr(_Overload, _METHOD, self._enable)
+        self._replaced.remove()
         for overload in [*self._direct]:
             self._enable(overload, True)
 
-    def _set(self, overload: Any, enabled: bool = True) -> None:
+    def _set(self, enable: Any, overload: Any, enabled: bool = True) -> None:
         """Note the setting; the operator gets it when umem is off."""
-        if self._removed:  # another's wrapper around the method still calls this one
-            self._enable(overload, enabled)
-            return
         if enabled:
             self._direct.add(overload)
         else:
             self._direct.discard(overload)
-        self._enable(overload, False)
+        enable(overload, False)

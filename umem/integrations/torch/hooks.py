@@ -9,7 +9,6 @@ passes on it, as those of CPU tensors), and torch.compile runs uncompiled under 
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -25,6 +24,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ...base.native import core
+from ...base.replaced import Replaced
 from ...base.untraced import untraced
 from ...base.wrappers import inner_tensors, is_wrapper
 from ...capture import op_semantics
@@ -34,8 +34,6 @@ from ...capture.dispatch import DispatchMode
 _TAG_ALWAYS = 3
 _TAG_EVERY = 16
 
-_Optimizer: Any = Optimizer  # whose method is replaced
-_Module: Any = torch.nn.Module
 _stepping: set[int] = set()  # ids of the optimizers inside their step
 
 
@@ -49,32 +47,18 @@ class Tagger:
     def __init__(self, step_boundaries: bool) -> None:
         self._step_boundaries = step_boundaries
         self._steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._handles = [
+        self._handles: list[Any] = [
             register_module_parameter_registration_hook(self._registered),
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
+            Replaced(Optimizer, "load_state_dict", self._loaded),
+            Replaced(torch.nn.Module, "_apply", self._applied),
         ]
-        self._load: Any = Optimizer.load_state_dict
-        self._instead: Any = functools.wraps(self._load)(
-            lambda optimizer, state_dict: self._loaded(optimizer, state_dict)
-        )
-        _Optimizer.load_state_dict = self._instead
-        self._apply: Any = torch.nn.Module._apply
-        self._apply_instead: Any = functools.wraps(self._apply)(
-            lambda module, *args, **named: (
-                self._apply if torch.compiler.is_compiling() else self._applied
-            )(module, *args, **named)
-        )
-        _Module._apply = self._apply_instead
 
     def remove(self) -> None:
         """Remove the hooks from torch."""
         for handle in self._handles:
             handle.remove()
-        if Optimizer.load_state_dict is self._instead:
-            _Optimizer.load_state_dict = self._load
-        if torch.nn.Module._apply is self._apply_instead:
-            _Module._apply = self._apply
         _stepping.clear()
 
     @untraced
@@ -82,11 +66,12 @@ class Tagger:
         if isinstance(parameter, torch.Tensor):
             _tag(parameter, "param")
 
-    @untraced
-    def _applied(self, module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    @staticmethod
+    def _applied(apply: Any, module: torch.nn.Module, *args: Any, **named: Any) -> Any:
         """Tag what a conversion such as `module.half()` has put in place of the parameters."""
-        applied = self._apply(module, *args, **named)
-        _tag_own_parameters(module)
+        applied = apply(module, *args, **named)
+        if not torch.compiler.is_compiling():
+            _tag_own_parameters(module)
         return applied
 
     @untraced
@@ -110,8 +95,8 @@ class Tagger:
             core.guess_step()
 
     @untraced
-    def _loaded(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        self._load(optimizer, state_dict)
+    def _loaded(self, load: Any, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        load(optimizer, state_dict)
         _tag_state(optimizer)
         self._steps.pop(optimizer, None)
 
@@ -191,6 +176,7 @@ def tag_parameters(module: torch.nn.Module) -> bool:
     return known
 
 
+@untraced
 def _tag_own_parameters(module: torch.nn.Module) -> bool:
     """Tag those of the module itself; False as in `tag_parameters`."""
     tagged = [_tag_parameter(each) for each in module._parameters.values() if each is not None]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...base.native import core
+from ...base.replaced import Replaced
 from ...capture import grouping
 from ...capture.list_parts import Groups, have_shared_rows, in_parts, parts
 
@@ -32,24 +33,27 @@ class ListOps:
     def __init__(self, device: str) -> None:
         self._device = device
         self._split: set[int] = set()  # devices on which more was live than fits
-        self._unscale: Any = torch._amp_foreach_non_finite_check_and_unscale_
         grouping.add(self._grouped)
-        setattr(torch, self._unscale.__name__, self._unscaled)
+        self._replaced = Replaced(
+            torch, "_amp_foreach_non_finite_check_and_unscale_", self._unscaled
+        )
 
     def remove(self) -> None:
         """Restore torch's functions."""
         grouping.remove(self._grouped)
-        setattr(torch, self._unscale.__name__, self._unscale)
+        self._replaced.remove()
 
     def _grouped(self, groups: Groups) -> Groups:
         split = in_parts(groups, self._most)
         return groups if split is not groups and have_shared_rows(groups) else split
 
-    def _unscaled(self, grads: list[Tensor], found_inf: Tensor, scale: Tensor) -> None:
+    def _unscaled(
+        self, unscale: Any, grads: list[Tensor], found_inf: Tensor, scale: Tensor
+    ) -> None:
         whole = torch.compiler.is_compiling() or not grads
         most = 0 if whole else self._most(grads[0].device)
         for (part,), _ in parts(([[*grads]], []), most):
-            self._unscale(part, found_inf, scale)
+            unscale(part, found_inf, scale)
 
     def _most(self, device: torch.device) -> int:
         """Return the bytes of a part on this device; 0: lists are not split."""

@@ -21,6 +21,7 @@ from typing import Any
 from torch.autograd.profiler import profile
 
 from ...base.native import core
+from ...base.replaced import Replaced
 from ...base.units import format_bytes
 
 _log = logging.getLogger("umem")
@@ -41,42 +42,37 @@ class ProfilerRows:
     """
 
     def __init__(self) -> None:
-        self._before = {name: getattr(profile, name) for name in ("_start_trace", "__exit__")}
         self._running: Any = None  # the profile of the log; torch has one at a time
-        start, stop = self._before["_start_trace"], self._before["__exit__"]
-
-        @functools.wraps(start)
-        def started(profiler: Any, *args: Any) -> Any:
-            result = start(profiler, *args)
-            try:
-                core.start_transfer_log()
-            except Exception as error:  # noqa: BLE001 - must not end torch's profile
-                _log.warning("a profile has no rows for umem's transfers: %s", error)
-            self._running = profiler
-            return result
-
-        @functools.wraps(stop)
-        def stopped(profiler: Any, *args: Any) -> Any:
-            if self._running is not profiler:
-                return stop(profiler, *args)
-            self._running = None
-            try:
-                return stop(profiler, *args)  # the device's work is done then
-            finally:
-                _keep(profiler)
-
-        self._put({"_start_trace": started, "__exit__": stopped})
+        self._replaced = (
+            Replaced(profile, "_start_trace", self._started),
+            Replaced(profile, "__exit__", self._stopped),
+        )
 
     def remove(self) -> None:
         """Restore torch's methods; profiles that ended keep their rows."""
-        self._put(self._before)
+        for replaced in self._replaced:
+            replaced.remove()
         if self._running is not None:  # else the next session would log for nothing
             self._running = None
             core.take_transfer_log()
 
-    def _put(self, methods: dict[str, Callable[..., Any]]) -> None:
-        for name, method in methods.items():
-            setattr(profile, name, method)
+    def _started(self, start: Any, profiler: Any, *args: Any) -> Any:
+        result = start(profiler, *args)
+        try:
+            core.start_transfer_log()
+        except Exception as error:  # noqa: BLE001 - must not end torch's profile
+            _log.warning("a profile has no rows for umem's transfers: %s", error)
+        self._running = profiler
+        return result
+
+    def _stopped(self, stop: Any, profiler: Any, *args: Any) -> Any:
+        if self._running is not profiler:
+            return stop(profiler, *args)
+        self._running = None
+        try:
+            return stop(profiler, *args)  # the device's work is done then
+        finally:
+            _keep(profiler)
 
 
 def _keep(profiler: Any) -> None:
