@@ -288,12 +288,14 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   describe(*record, info, parent);
   const bool may_record = !record->op.scope_marker || info.kind == OpKind::kCompiled;
   record->recorded = may_record && is_recorded(parent, fn);
-  const bool computes = !parent && !is_tracing();
   // A node outside the engine is one that compiled code applies in its forward pass.
-  if (computes && std::string_view(info.name).starts_with(residency::kEvaluate)) g_steps.backward();
-  if (computes && record->recorded) {
-    runs_steps();
-    g_steps.forward();  // may run ops itself
+  const bool node = !parent && std::string_view(info.name).starts_with(residency::kEvaluate);
+  if (!parent && (node || record->recorded) && !is_tracing()) {
+    if (node) g_steps.backward();
+    if (record->recorded) {
+      runs_steps();
+      g_steps.forward();  // may run ops itself
+    }
   }
   std::vector<runtime::Input>& inputs = state->inputs_of_op;
   inputs.clear();
