@@ -291,7 +291,9 @@ Status MappedMemory::send_out(MemSpan span, cu::CUstream stream) {
 Status MappedMemory::place(MemSpan span) {
   Result<Chunks::iterator> found = find(span, false);
   if (!found.ok()) return found.take_status();
-  Status placed = map_device(found.value()->first, found.value()->second);
+  auto& [base, chunk] = *found.value();
+  UMEM_RETURN_IF_ERROR(give_back(chunk));
+  Status placed = map_device(base, chunk);
   const std::lock_guard guard(mutex_);
   if (!placed.ok()) chunks_.erase(found.value());
   return placed;
@@ -319,6 +321,8 @@ Status MappedMemory::part(MemSpan placed, const std::vector<MemSpan>& units) {
       if (made.host.memory != 0) error.keep(keep_spare(made.bytes, made.host));
     return copied.ok() ? std::move(unmapped) : std::move(copied);
   }
+  if (parts.empty()) return {};                  // the next unit there dissolves it
+  parts.begin()->second.memory = joined.memory;  // unless the driver has taken it back
   chunks_.erase(found.value());
   chunks_.merge(parts);
   return {};

@@ -16,7 +16,7 @@ bool unsupported(cu::CUresult result) {
 // True if the location was refused, rather than the call.
 bool refused(cu::CUresult result) {
   return unsupported(result) || result == cu::CUDA_ERROR_INVALID_VALUE ||
-         result == cu::CUDA_ERROR_INVALID_DEVICE;
+         result == cu::CUDA_ERROR_INVALID_DEVICE || result == cu::CUDA_ERROR_NOT_PERMITTED;
 }
 
 cu::CUmemLocation location_of(Where where, int device) {

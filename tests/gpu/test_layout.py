@@ -190,6 +190,34 @@ def act(net):
 
 
 @pytest.mark.usefixtures("softcuda")
+@pytest.mark.parametrize("lost", [False, True])
+def test_memory_that_the_driver_did_not_take_back_is_given_back_later(
+    program: Program, lost: bool
+) -> None:
+    """`lost`: the layout leaves without contents."""
+    keep = '"discard"' if lost else '"host"'
+    out = _joined(
+        program,
+        f"""
+def act(net):
+    umem.sleep(tags=["param"])
+    before = [p.grad.clone() for p in net.parameters()]
+    torch.cuda.synchronize()
+    soft.inject("cuMemRelease", 1, 1)
+    umem.sleep(tags=["grad"], keep={keep})
+    print(on_device() <= 24)
+    umem.wake()
+    for p, g in zip(net.parameters(), before):
+        p.grad.copy_(g)
+    umem.sleep()
+    print(on_device() <= 4)
+    umem.wake()
+""",
+    )
+    assert out == "True\nTrue"
+
+
+@pytest.mark.usefixtures("softcuda")
 @pytest.mark.parametrize("policy", ["none", "lru", "auto"])
 def test_a_layout_outlives_its_session(program: Program, policy: str) -> None:
     """Blocks of it live on under another session's policy and lower budget."""

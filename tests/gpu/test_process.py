@@ -194,8 +194,8 @@ def test_an_interrupt_in_the_middle_of_eviction(program: Program) -> None:
         tensors, interrupts, begun = blocks(24), 0, [{i} for i in range(24)]
         while interrupts < 5:
             timer = threading.Timer(0.05, _thread.interrupt_main)
-            timer.start()
             try:
+                timer.start()
                 while True:
                     for i, t in enumerate(tensors):
                         value = 100 * (interrupts + 1) + i

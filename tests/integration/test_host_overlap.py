@@ -686,10 +686,17 @@ def test_an_interrupt_lets_the_parameter_arrive_first(
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with umem.enable(budget="96MiB", device="soft", policy="lru"):
         model, optimizer, paged, wanted = stepped()
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        threading.Timer(0.3, held.set).start()
+
+        def interrupt() -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)  # still waiting
+            held.set()
+
+        timer = threading.Timer(0.1, interrupt)
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             model[0].weight.sum()
+        timer.join()
         assert same(wanted, list(model.parameters()))
         backward(model)
         optimizer.step()  # no error was kept

@@ -13,15 +13,15 @@ using namespace umem;      // NOLINT: a test program
 using namespace umem::cu;  // NOLINT
 
 constexpr int kNode = 3;
-bool g_knows_node = true;  // the driver takes it as a location
-CUmemLocation g_last{};    // in the last prefetch
+CUresult g_answer = CUDA_SUCCESS;  // of the driver to the node as a location
+CUmemLocation g_last{};            // in the last prefetch
 int g_calls = 0;
 
 CUresult prefetch(CUmemLocation to) {
   ++g_calls;
   g_last = to;
   const bool node = to.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
-  return node && !g_knows_node ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+  return node ? g_answer : CUDA_SUCCESS;
 }
 
 driver::Table table(bool batched) {
@@ -53,7 +53,7 @@ bool is(CUmemLocationType type, int id) {
   return g_last.type == type && g_last.id == id;
 }
 
-void check(bool batched) {
+void check(bool batched, CUresult refusal) {
   const driver::Table entries = table(batched);
   managed::MemoryOps ops(entries, 0);
   const std::vector<managed::MemSpan> spans{{2 * MiB, 2 * MiB}};
@@ -65,18 +65,21 @@ void check(bool batched) {
   EXPECT(ops.prefetch(spans, managed::Where::kDevice, nullptr).ok());
   EXPECT(is(CU_MEM_LOCATION_TYPE_DEVICE, 0));
   // The node is not requested again from a driver that refuses it.
-  g_knows_node = false;
+  g_answer = refusal;
   g_calls = 0;
   for (int i = 0; i < 2; ++i) EXPECT(ops.prefetch(spans, managed::Where::kHost, nullptr).ok());
   EXPECT(g_calls == 3 && is(CU_MEM_LOCATION_TYPE_HOST, 0));
-  g_knows_node = true;
+  g_answer = CUDA_SUCCESS;
 }
 
 }  // namespace
 
 int main() {
-  check(true);
-  check(false);
+  for (CUresult refusal : {CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_DEVICE,
+                           CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_NOT_SUPPORTED}) {
+    check(true, refusal);
+    check(false, refusal);
+  }
   EXPECT(driver::nearest_host_node(table(true), 1) == -1);
   return g_wrong == 0 ? 0 : 1;
 }

@@ -170,6 +170,7 @@ def test_children_come_before_parents_and_times_are_their_own() -> None:
 
     _core.record_start("plan")
     a = _core.allocate(4 * MIB)
+    begin = time.perf_counter()
     outer = _core.op_begin([a], "", "forward", "outer")
     inner = _core.op_begin([a], "", "forward", "inner")
     time.sleep(0.05)
@@ -179,7 +180,8 @@ def test_children_come_before_parents_and_times_are_their_own() -> None:
     assert (one.name, two.name) == ("inner", "outer")
     assert one.us is not None
     assert two.us is not None
-    assert one.us >= 50_000 > two.us
+    assert one.us >= 50_000
+    assert one.us + two.us < 1e6 * (time.perf_counter() - begin)
     _core.release(a)
 
 

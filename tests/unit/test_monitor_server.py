@@ -400,6 +400,7 @@ def test_a_child_does_not_keep_its_parents_socket(home: Path) -> None:
         from umem.monitor import server
         server.start(True, lambda: {"device": "", "policy": "", "allocator": ""})
         path = server._server.path
+        ready, write = os.pipe()
         child = os.fork()
         if child == 0:
             assert server._server is None
@@ -410,10 +411,12 @@ def test_a_child_does_not_keep_its_parents_socket(home: Path) -> None:
                 print(server._server.path.stem == str(os.getpid()), flush=True)
                 server.stop()
                 os.close(1), os.close(2)  # who reads them waits for the parent only
+                os.close(write)
                 time.sleep(30)
             finally:
                 os._exit(0)
-        time.sleep(0.5)
+        os.close(write)
+        os.read(ready, 1)
         print(child, server.ask(path)["pid"] == os.getpid(), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """

@@ -25,6 +25,7 @@ std::string plain_name(std::string name) {
 
 std::atomic<int> g_lost{0};    // the error of a device that is lost, or 0
 thread_local int t_calls = 0;  // in progress, one inside the other
+thread_local bool t_in_host_function = false;
 
 // The calls that a real driver refuses once the device is lost; queries and settings still work.
 bool needs_device(const std::string& name) {
@@ -120,6 +121,12 @@ int lost() {
   return g_lost;
 }
 
+void run_host_function(void (*function)(void*), void* data) {
+  t_in_host_function = true;
+  function(data);
+  t_in_host_function = false;
+}
+
 Call::Call(Probe& probe) : planned_(softcuda_enter(&probe)) {}
 Call::~Call() {
   softcuda_leave();
@@ -168,7 +175,9 @@ void* softcuda_probe(const char* name) {
   return &softcuda::probe_of(name);
 }
 int softcuda_enter(void* probe) {
-  return softcuda::t_calls++ == 0 ? static_cast<Probe*>(probe)->enter() : 0;
+  if (softcuda::t_calls++ > 0) return 0;
+  const int planned = static_cast<Probe*>(probe)->enter();
+  return softcuda::t_in_host_function ? softcuda::kNotPermitted : planned;
 }
 void softcuda_leave() {
   --softcuda::t_calls;

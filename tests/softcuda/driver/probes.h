@@ -49,6 +49,10 @@ Probe& probe_of(const char* function);
 void lose_device(int error);
 int lost();  // its error, or 0
 
+// CUDA's API is not for functions that a stream calls on the host: each call there is refused.
+inline constexpr int kNotPermitted = 800;
+void run_host_function(void (*function)(void*), void* data);
+
 // A call in progress. Another entry point's call is not counted and never fails: it is not the
 // program's.
 class Call {

@@ -106,7 +106,7 @@ ENTRY(cuLaunchHostFunc, 10000, (CUstream stream, void (*function)(void*), void* 
   if (!function) return CUDA_ERROR_INVALID_VALUE;
   RETURN_IF_FAILED(check_context());
   const Work work = [function, data] {
-    function(data);
+    run_host_function(function, data);
     return CUDA_SUCCESS;
   };
   return enqueue_host_function(stream, work);
