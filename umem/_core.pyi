@@ -75,6 +75,7 @@ class DeviceMemory(TypedDict):
     total_bytes: int
     allowed_bytes: int  # by torch's per_process_memory_fraction
     budget_bytes: int
+    requested_bytes: int  # the budget set for this device alone; 0: none
     held_bytes: int  # of the budget
     dropped_bytes: int
     unused_bytes: int

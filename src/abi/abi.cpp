@@ -124,7 +124,8 @@ void umem_set_memory_fraction(double fraction, int device) {
   std::size_t total_bytes = 0;
   check(driver::check(table().cuDeviceTotalMem(&total_bytes, device),
                       driver::Entry::cuDeviceTotalMem));
-  const auto wanted = static_cast<std::size_t>(fraction * static_cast<double>(total_bytes));
+  const auto usable = static_cast<double>(runtime::usable_bytes(total_bytes));
+  const auto wanted = static_cast<std::size_t>(fraction * usable);
   runtime::Failure failure;
   if (!runtime::set_budget(device, wanted, &failure)) throw std::invalid_argument(failure.message);
 }

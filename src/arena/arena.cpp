@@ -140,7 +140,7 @@ Result<Allocation> Arena::allocate_large(std::size_t bytes, std::uint32_t pool) 
   if (layout_ && !helps_only() && !(place_.captures && *place_.captures > 0))
     id = layout_->take(align_up(bytes, kPageBytes), pools_[pool]->stream);
   if (id == kNoRange) {
-    Result<RangeId> ordinary = cached_or_new(managed::range_bytes(bytes), pool);
+    Result<RangeId> ordinary = cached_or_new(ranges_.bytes_for(bytes), pool);
     if (!ordinary.ok()) return ordinary.take_status();
     id = ordinary.value();
   }

@@ -58,6 +58,7 @@ py::list device_memory() {
     entry["total_bytes"] = row.total_bytes;
     entry["budget_bytes"] = row.budget_bytes;
     entry["allowed_bytes"] = row.allowed_bytes;
+    entry["requested_bytes"] = row.requested_bytes;
     entry["held_bytes"] = row.held_bytes;
     entry["dropped_bytes"] = row.dropped_bytes;
     entry["unused_bytes"] = row.unused_bytes;

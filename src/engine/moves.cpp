@@ -219,6 +219,7 @@ Status Moves::part_layout(const std::vector<RangeId>* leaving, bool lost) {
 
 void Moves::step_ended() {
   if (short_now_ && state_.joined_idle > 0 && !sharing_.stays()) {
+    const CallScope scope(state_.table, state_.place);
     const Status parted = part_layout();
     (void)parted;  // in use: tried again after the next step
   }

@@ -28,9 +28,9 @@ inline constexpr RangeId kNoRange = 0;  // ids start at 1
 inline constexpr char kGuardRefusal[] =
     "UMEM_GUARD keeps managed memory within what each device had free at its first use";
 
-// Address space of a large block: whole pages up to 32 MiB, then multiples of an eighth of a power
-// of two, so that ranges fit later requests of similar sizes. Pages beyond the request are never
-// touched and take no memory.
+// Address space of a large block of managed memory: whole pages up to 32 MiB, then multiples of an
+// eighth of a power of two, so that ranges fit later requests of similar sizes. Pages beyond the
+// request are never touched and take no memory.
 std::size_t range_bytes(std::size_t block);
 
 // A range is one allocation of the driver. A range larger than a piece has several ids, its own and
@@ -59,6 +59,10 @@ class RangeTable {
   void set_managed(bool managed) { managed_ = managed; }
   // Ranges made from now on are mapped memory; false: the driver's. No range may exist.
   void set_mapped(bool mapped) { uses_mapped_ = mapped; }
+  // The bytes of a new range for such a block: all of a range of plain memory is taken.
+  std::size_t bytes_for(std::size_t block) const {
+    return managed_ || uses_mapped_ ? range_bytes(block) : align_up(block, kPageBytes);
+  }
   // Null: ranges are not mapped memory.
   MappedMemory* mapped() const { return uses_mapped_ ? &mapped_ : nullptr; }
   // Gives a range's memory back to the driver: `raw` is the driver's address. Waits for the device.

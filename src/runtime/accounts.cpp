@@ -148,6 +148,12 @@ void set_workspace_sizes(const std::size_t* sizes, std::size_t count) noexcept {
   each_device(s, [&](Device& device) { device.engine.set_workspace_sizes(s.workspace_sizes); });
 }
 
+std::size_t usable_bytes(std::size_t total_bytes) noexcept {
+  State& s = state();
+  const std::lock_guard registry(s.registry);
+  return s.usable_bytes(total_bytes);
+}
+
 void set_memory_fraction(double fraction) noexcept {
   state().memory_fraction = fraction;
 }

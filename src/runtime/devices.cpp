@@ -66,25 +66,6 @@ Status look_at_driver(State& s) {
   return {};
 }
 
-Status resolve_budget(const State& s, const driver::Place& place, std::size_t outside_bytes,
-                      Options& options) {
-  if (options.budget_bytes > 0) return {};
-  Result<driver::MemoryInfo> memory = driver::memory_info(s.driver.table, place);
-  if (!memory.ok()) return memory.take_status();
-  auto [free_bytes, total_bytes] = memory.value();
-  if (options.device_bytes > 0) total_bytes = options.device_bytes;
-  if (options.budget_percent > 0) {
-    options.budget_bytes =
-        static_cast<std::size_t>(static_cast<double>(total_bytes) * options.budget_percent / 100);
-  } else {
-    free_bytes += outside_bytes;  // they count towards the budget
-    options.budget_bytes =
-        std::min(free_bytes - headroom_bytes(free_bytes), s.allowed_bytes(total_bytes));
-  }
-  options.budget_bytes = align_down(options.budget_bytes, kPageBytes);
-  return check_limits(options);
-}
-
 Status limit_ranges(State& s, const driver::Place& place) {
   s.ranges.set_limit(0, place.device);
   if (!s.options.guard || s.mapped()) return {};  // it bounds managed memory
@@ -99,9 +80,7 @@ Status note_memory(const State& s, Device& device) {
   if (s.driver.kind == driver::Kind::kSoft) return {};
   Result<driver::MemoryInfo> memory = driver::memory_info(s.driver.table, device.place);
   if (!memory.ok()) return memory.take_status();
-  const std::size_t asked_for = s.options.device_bytes;
-  device.engine.set_memory(memory.value().free_bytes,
-                           asked_for > 0 ? asked_for : memory.value().total_bytes);
+  device.engine.set_memory(memory.value().free_bytes, s.usable_bytes(memory.value().total_bytes));
   return {};
 }
 
@@ -140,8 +119,9 @@ Status close_device(Device& device) {
 void release_cached(Device& device) {
   const Status trimmed = trim_cache(device, 0);
   (void)trimmed;  // memory that the driver refuses to take back stays cached
-  // The engine counts on the freed room from now on.
-  if (!device.frees_on_thread()) return;
+  // Plain memory is used from now on. The accounts of managed memory are correct at once, and an
+  // operator must not wait for the device.
+  if (!device.frees_on_thread() || device.engine.managed()) return;
   const Status freed = device.freer.wait();
   (void)freed;  // freed by a later attempt
 }
@@ -153,6 +133,25 @@ Status check_limits(const Options& options) {
   return {Code::kInvalidArgument, "budget " + format_bytes(options.budget_bytes) +
                                       " is below the floor of " +
                                       format_bytes(options.floor_bytes)};
+}
+
+Status resolve_budget(const State& s, const driver::Place& place, std::size_t held_bytes,
+                      Options& options) {
+  if (options.budget_bytes > 0) return {};
+  Result<driver::MemoryInfo> memory = driver::memory_info(s.driver.table, place);
+  if (!memory.ok()) return memory.take_status();
+  auto [free_bytes, total_bytes] = memory.value();
+  total_bytes = s.usable_bytes(total_bytes);
+  if (options.budget_percent > 0) {
+    options.budget_bytes =
+        static_cast<std::size_t>(static_cast<double>(total_bytes) * options.budget_percent / 100);
+  } else {
+    free_bytes += held_bytes;
+    options.budget_bytes =
+        std::min(free_bytes - headroom_bytes(free_bytes), s.allowed_bytes(total_bytes));
+  }
+  options.budget_bytes = align_down(options.budget_bytes, kPageBytes);
+  return check_limits(options);
 }
 
 // A device keeps the budget that it found if the options set none.
@@ -262,7 +261,6 @@ Status close_devices(State& s) {
     error.keep(release_place(s, place));
   });
   UMEM_RETURN_IF_ERROR(error.take());
-  s.managed.reset();
   return s.driver.kind == driver::Kind::kSoft ? soft::close() : Status();
 }
 

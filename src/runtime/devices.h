@@ -18,5 +18,9 @@ Status ensure_open(State& s, DeviceLock& lock, int ordinal);
 Status check_limits(const Options& options);
 // Requires the registry's lock, and the device's lock if the device is open.
 engine::Limits limits_of(State& s, const Options& options, int ordinal);
+// Sets the budget that the options leave to the device to find. `held_bytes`: of the device's
+// memory, what counts towards the budget already.
+Status resolve_budget(const State& s, const driver::Place& place, std::size_t held_bytes,
+                      Options& options);
 
 }  // namespace umem::runtime

@@ -211,6 +211,7 @@ Status device_memory(std::vector<DeviceMemory>* all) {
     }
     error.keep(memory.take_status());
     row.budget_bytes = limits.budget_bytes;
+    row.requested_bytes = s.requested[static_cast<std::size_t>(row.device)].budget_bytes;
     row.held_bytes = ledger.resident_bytes() + limits.outside_bytes;
     row.dropped_bytes = ledger.dropped_bytes();
     const std::size_t known = ledger.resident_bytes() + ledger.dropped_bytes();

@@ -38,9 +38,10 @@ struct DeviceMemory {
   std::size_t free_bytes = 0, total_bytes = 0;
   std::size_t allowed_bytes = 0;  // part of the total that the framework allows
   std::size_t budget_bytes = 0;
-  std::size_t held_bytes = 0;     // part of the budget: resident, and outside bytes
-  std::size_t dropped_bytes = 0;  // discarded: the driver takes it when it needs it
-  std::size_t unused_bytes = 0;   // the same, of units that were evicted
+  std::size_t requested_bytes = 0;  // the budget set for this device alone; 0: none
+  std::size_t held_bytes = 0;       // part of the budget: resident, and outside bytes
+  std::size_t dropped_bytes = 0;    // discarded: the driver takes it when it needs it
+  std::size_t unused_bytes = 0;     // the same, of units that were evicted
 };
 UMEM_API Status device_memory(std::vector<DeviceMemory>* all);
 

@@ -119,6 +119,7 @@ Status open_locked(State& s, const Options& options) {
     slot.allocs = slot.frees = slot.ooms = 0;
   }
   s.options = options;
+  s.managed.reset();  // found out for this backing
   engine::Watchdog::the().set_patience(options.watchdog_s);
   s.faults_in_process = s.driver.kind == driver::Kind::kSoft && options.backed;
   s.end_operation = options.backed ? s.driver.end_operation : nullptr;
@@ -142,25 +143,36 @@ Status fit_device(State& s, const Options& options) {
   return s.driver.resize(options.budget_bytes);
 }
 
-Status set_all_limits(State& s, const Options& options) {
-  FirstError error;
-  each_device(s, [&](Device& d) {
-    error.keep(d.engine.set_limits(limits_of(s, options, d.place.device)));
-  });
-  return error.take();
+// `finds`: a budget that the options leave to the device is found now.
+Status set_limits(State& s, Device& device, Options options, bool finds) {
+  if (finds) {
+    const std::size_t held =
+        device.engine.ledger().resident_bytes() + device.engine.limits().outside_bytes;
+    UMEM_RETURN_IF_ERROR(resolve_budget(s, device.place, held, options));
+  }
+  return device.engine.set_limits(limits_of(s, options, device.place.device));
 }
 
-// The device grows before the limits do and shrinks after them; if one is refused, both are
+// The device grows before the limits do and shrinks after them; if one is refused, all are
 // unchanged.
-Status apply_limits(State& s, const Options& options) {
+Status apply_limits(State& s, const Options& options, bool finds = false) {
   const bool grows = options.budget_bytes > s.options.budget_bytes;
   if (grows) UMEM_RETURN_IF_ERROR(fit_device(s, options));
-  Status status = set_all_limits(s, options);
-  if (status.ok() && !grows) status = fit_device(s, options);
-  if (!status.ok()) {
-    UMEM_RETURN_IF_ERROR(set_all_limits(s, s.options));
+  std::vector<engine::Limits> before;
+  FirstError error;
+  each_device(s, [&](Device& device) {
+    before.push_back(device.engine.limits());
+    error.keep(set_limits(s, device, options, finds));
+  });
+  if (error.ok() && !grows) error.keep(fit_device(s, options));
+  if (!error.ok()) {
+    auto limits = before.begin();
+    each_device(s, [&](Device& device) {
+      const Status back = device.engine.set_limits(*limits++);
+      (void)back;  // the caller is told the first error
+    });
     if (grows) UMEM_RETURN_IF_ERROR(fit_device(s, s.options));
-    return status;
+    return error.take();
   }
   const std::string policy = s.options.policy;
   s.options = options;
@@ -193,7 +205,7 @@ static Status resume(State& s, const Options& options) {
   UMEM_RETURN_IF_ERROR(check_options(options));
   each_device(s, [](Device& device) { device.engine.finish_moves(); });
   forget_device_budgets(s);
-  UMEM_RETURN_IF_ERROR(apply_limits(s, options));
+  UMEM_RETURN_IF_ERROR(apply_limits(s, options, true));
   each_device(s, [&](Device& device) { device.engine.set_policy(*policy::find(options.policy)); });
   s.options = options;
   s.steps_given = false;
@@ -273,10 +285,7 @@ Status set_budget(std::size_t device_bytes, std::size_t host_bytes) {
   const auto before = s.requested;
   forget_device_budgets(s);  // the new budget is for all devices
   Status status = apply_limits(s, options);
-  if (status.ok()) return {};
-  s.requested = before;
-  const Status back = set_all_limits(s, s.options);
-  (void)back;  // the caller is told the first error
+  if (!status.ok()) s.requested = before;
   return status;
 }
 

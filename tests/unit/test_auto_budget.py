@@ -17,12 +17,13 @@ from umem.session.auto_budget import PATIENCE, AutoBudget, Band
 
 def memory(
     free: int, budget: int, held: int, dropped: int = 0, total: int = 16 * GIB, unused: int = 0,
-    allowed: int | None = None,
+    allowed: int | None = None, requested: int = 0,
 ) -> Any:  # fmt: skip
     return {
         "device": 0, "free_bytes": free, "total_bytes": total, "budget_bytes": budget,
         "allowed_bytes": total if allowed is None else allowed,
         "held_bytes": held, "dropped_bytes": dropped, "unused_bytes": unused,
+        "requested_bytes": requested,
     }  # fmt: skip
 
 
@@ -120,7 +121,7 @@ class Core:
     def set_device_budget(self, device: int, nbytes: int) -> None:
         if self.refuses:
             raise OutOfMemoryError("an op holds it")
-        self.row = {**self.row, "budget_bytes": nbytes}
+        self.row = {**self.row, "budget_bytes": nbytes, "requested_bytes": nbytes}
 
 
 @pytest.fixture
@@ -147,6 +148,12 @@ def test_a_budget_that_the_program_set_stays(core: Core) -> None:
     core.row = {**core.row, "budget_bytes": 6 * GIB}
     assert not follower.look()
     assert core.row["budget_bytes"] == 6 * GIB
+
+
+def test_a_budget_that_the_program_set_before_the_first_look_stays(core: Core) -> None:
+    core.row = {**core.row, "budget_bytes": 6 * GIB, "requested_bytes": 6 * GIB}
+    follower = AutoBudget(8 * MIB, lambda total: 512 * MIB)
+    assert not any(follower.look() for _ in range(2 * PATIENCE))
 
 
 def test_what_is_refused_is_tried_again(core: Core) -> None:

@@ -113,6 +113,9 @@ class AutoBudget:
 
     def _follow(self, memory: core.DeviceMemory) -> bool:
         device, now = memory["device"], memory["budget_bytes"]
+        requested = memory["requested_bytes"]  # by the program, unless it was set here
+        if requested not in (0, self._known.get(device)):
+            return False
         if self._known.setdefault(device, now) != now:
             return False
         wanted = self._band(memory).budget(memory)

@@ -129,6 +129,7 @@ class CudaAllocator final : public caching::CUDAAllocator {
   // The number of devices that torch's allocators know; 0 before CUDA is initialised.
   int device_count();
   std::size_t outside_bytes(c10::DeviceIndex device);
+  std::size_t usable_bytes(c10::DeviceIndex device);
   void tell_outside_bytes(c10::DeviceIndex device);
   // Gives memory back until torch's own allocator can take `wanted` bytes within the budget. False:
   // not now.

@@ -74,16 +74,20 @@ double CudaAllocator::getMemoryFraction(c10::DeviceIndex device) {
     std::lock_guard guard(mutex_);
     if (fraction_.budget == now) return fraction_.set;
   }
-  return static_cast<double>(now) / static_cast<double>(native_->getMemoryInfo(device).second);
+  return static_cast<double>(now) / static_cast<double>(usable_bytes(device));
+}
+
+std::size_t CudaAllocator::usable_bytes(c10::DeviceIndex device) {
+  return runtime::usable_bytes(native_->getMemoryInfo(device).second);
 }
 
 void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
   TORCH_CHECK_VALUE(fraction > 0 && fraction <= 1, "a memory fraction of ", fraction,
                     " was requested; umem's budget can be a fraction above 0 and up to 1 of the "
                     "device's memory");
-  const auto total = static_cast<double>(native_->getMemoryInfo(device).second);
-  const std::size_t wanted = std::max<std::size_t>(static_cast<std::size_t>(fraction * total), 1);
   const Unlocked without_gil;
+  const auto usable = static_cast<double>(usable_bytes(device));
+  const std::size_t wanted = std::max<std::size_t>(static_cast<std::size_t>(fraction * usable), 1);
   runtime::Failure failure;
   TORCH_CHECK_VALUE(runtime::set_budget(device, wanted, &failure), failure.message);
   native_->setMemoryFraction(fraction, device);
