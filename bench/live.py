@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -200,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report.details["rows"] = rows
     for share in {row["share"]: 0 for row in rows}:
         values = [ratio(row) for row in rows if row["share"] == share]
-        apart = max(max(value, 1 / value) for value in values)
+        apart = max(max(value, 1 / value) if value else math.inf for value in values)
         report.results += [
             Result(f"bytes of live steps over those of replays, {share}", Spread.of(values), "x"),
             Result(f"the program that is most apart, {share}", Spread.of([apart]), "x", MOST_APART),

@@ -41,17 +41,16 @@ def choice(graph: RecomputeGraph, device: DeviceProfile, room: int) -> Selection
     in_us = step.bytes[tensors] / device.bytes_per_us_in
     free = step.begin_us[end] - step.begin_us[begin] - out_us - in_us
     lane_us = float(step.begin_us[int(np.argmax(excess))]) if len(excess) else 0.0
-    rest: list[int] = []
+    exposed: dict[int, float] = {}
     for i in np.argsort(-free, kind="stable").tolist():
         inside = excess[begin[i] : end[i]]
         if inside.max(initial=0) <= 0:
             continue
         if free[i] < 0 or out_us[i] > lane_us:
-            rest.append(i)
+            exposed[i] = max(-float(free[i]), float(out_us[i]) - lane_us)
             continue
         lane_us -= float(out_us[i])
         inside -= step.bytes[tensors[i]]
-    exposed = {i: -float(free[i]) for i in rest}
     return _made_again(graph, tensors, excess, (begin, end), exposed)
 
 

@@ -33,7 +33,8 @@ GUESSED_SECONDS = {"unit": 6.0, "native": 8.0, "integration": 20.0, "arch": 20.0
 _IMPORT_IN_STRING = re.compile(
     r"^\s*(?:from (umem[\w.]*) import ([\w, ]+)|import (umem[\w.]*))", re.MULTILINE
 )
-_LOADER = "bench"  # of tests/support/benches.py: its argument may have no dot
+# Functions of tests that load a bench or tool by a name, which may have no dot.
+_LOADERS = ("bench", "module", "imported")
 _DOTTED = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)+")
 
 
@@ -105,7 +106,7 @@ class Tree:
                 yield from self._from(name, node)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield from self._in_string(name, node.value)
-            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == _LOADER:
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in _LOADERS:
                 words = (arg.value for arg in node.args if isinstance(arg, ast.Constant))
                 for word in words:
                     yield from self._module(name, [str(word)])

@@ -10,6 +10,7 @@ Python with the CUDA build of torch. The exit code is 1 if a defect survives its
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
@@ -89,9 +90,11 @@ class Workshop:
         try:
             output, _ = process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with the programs of its tests
-            process.wait()
             return "it hangs"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with the programs of its tests
+            process.wait()
         if process.returncode == 0:
             return ""
         found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from importlib import metadata
 from pathlib import Path
 
@@ -67,7 +68,8 @@ class Traces:
     def _write(self, profile: DeviceProfile, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         note = WORKLOADS[self.workload].title
-        part = path.with_suffix(".part")  # no half file is ever taken for a whole one
+        # No half file is ever taken for a whole one.
+        part = path.with_name(f"{os.getpid()}.{path.name}")
         with Writer(part, Header(profile.name, "fake tensors", note)) as writer:
             for event in self.recording.device_events(roofline.clock(profile)):
                 writer.write(event)

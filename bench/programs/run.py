@@ -151,13 +151,13 @@ def _rows(name: str, args: argparse.Namespace, advance: Advance) -> list[Row]:
         return []
     peak, step = _recorded(name)
     least = max(min_budget(step) if step else 0, FLOOR)
+    budgets = _budgets(peak, least)
     rows: list[Row] = []
     plain: list[Row] = []
     for _ in range(args.rounds):
         plain.append(_run(name, "plain", 0))
-        advance(1)
-        for fraction, share in FRACTIONS.items():
-            budget = max(int(peak * share) // PAGE_BYTES * PAGE_BYTES, least)
+        advance(1 + (len(FRACTIONS) - len(budgets)) * len(args.policy))
+        for fraction, budget in budgets.items():
             for policy in over(args.policy, advance):
                 note(f"{name}, {fraction}, {policy}")
                 row = _run(name, policy, budget)
@@ -168,6 +168,15 @@ def _rows(name: str, args: argparse.Namespace, advance: Advance) -> list[Row]:
                 row["bound"] = _bound(step, budget) if step and PROGRAMS[name].steady else None
                 rows.append(row)
     return rows
+
+
+def _budgets(peak: int, least: int) -> dict[str, int]:
+    """Return each budget by its share of the peak, once; `*`: raised to the least that works."""
+    found: dict[int, str] = {}
+    for fraction, share in FRACTIONS.items():
+        budget = int(peak * share) // PAGE_BYTES * PAGE_BYTES
+        found.setdefault(max(budget, least), fraction if budget >= least else f"{fraction}*")
+    return {fraction: budget for budget, fraction in found.items()}
 
 
 def _recorded(name: str) -> tuple[int, StepTrace | None]:
@@ -194,7 +203,8 @@ def _report(rows: list[Row], names: list[str], args: argparse.Namespace) -> Repo
     lines = [
         f"The last {COUNTED} steps, once all was recorded, planned and tried. CPU: the process's "
         f"time over plain torch's, and that of the first {EARLY} steps together; bound: the least "
-        "bytes of any schedule that moves tensors by the byte, from a recorded step.",
+        "bytes of any schedule that moves tensors by the byte, from a recorded step; `*`: a budget "
+        "raised to the least that the program runs in.",
         "",
     ]
     header = (
@@ -241,12 +251,12 @@ def _worst(rows: list[Row], fraction: str, what: str) -> tuple[float, str] | Non
     """Return the highest ratio of auto's figure to the best of the others', and where."""
     found: list[tuple[float, str]] = []
     for row in rows:
-        if row["policy"] != "auto" or row["fraction"] != fraction:
+        if row["policy"] != "auto" or row["fraction"].rstrip("*") != fraction:
             continue
         others = [
             one[what]
             for one in rows
-            if (one["program"], one["fraction"]) == (row["program"], fraction)
+            if (one["program"], one["fraction"]) == (row["program"], row["fraction"])
             and one["policy"] != "auto"
         ]
         if others and row[what] > 0:

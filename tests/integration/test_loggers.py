@@ -111,13 +111,20 @@ def test_lightnings_loggers_get_figures_when_the_trainer_logs(
     entries: list[tuple[int, dict[str, float]]] = []
     logger = SimpleNamespace(log_metrics=lambda figures, step: entries.append((step, figures)))
     tensors = [torch.zeros(2 * MIB) for _ in range(8)]
-    for number in (1, 2, 2, 3, 4):  # two batches are accumulated in step 2
+    # The trainer logs at steps 1 and 3, and accumulates two batches in step 1.
+    for number, accumulates in ((0, False), (1, True), (1, False), (2, False), (3, False)):
         step(tensors)
-        trainer: Any = SimpleNamespace(global_step=number, log_every_n_steps=2, loggers=[logger])
+        loop = SimpleNamespace(
+            _should_accumulate=lambda accumulates=accumulates: accumulates,
+            epoch_loop=SimpleNamespace(_batches_that_stepped=number),
+        )
+        trainer = SimpleNamespace(
+            fit_loop=loop,
+            _logger_connector=SimpleNamespace(should_update_logs=number % 2 == 1),
+            loggers=[logger],
+        )
         callback.on_train_batch_end(trainer, None, None, None, 0)
-    trainer = SimpleNamespace(global_step=5, log_every_n_steps=0, loggers=[logger])
-    callback.on_train_batch_end(trainer, None, None, None, 0)
-    assert [number for number, _ in entries] == [2, 4]
+    assert [number for number, _ in entries] == [1, 3]
     assert all(figures.keys() == LEVELS | FLOWS for _, figures in entries)
 
 
@@ -155,7 +162,9 @@ class Net(lightning.LightningModule):
         self.net = torch.nn.Linear(1024, 1024)
 
     def training_step(self, batch, index):
-        return self.net(batch).square().mean()
+        loss = self.net(batch).square().mean()
+        self.log("loss", loss)
+        return loss
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters())
@@ -173,8 +182,11 @@ lightning.Trainer(
     assert code == 0, err
     (log,) = tmp_path.rglob("metrics.csv")
     head, *rows = log.read_text().splitlines()
-    assert set(head.split(",")) >= LEVELS | FLOWS, (head, out)
-    assert len(rows) == 4
+    names = head.split(",")
+    assert set(names) >= LEVELS | FLOWS | {"loss"}, (head, out)
+    entries = [dict(zip(names, row.split(","), strict=True)) for row in rows]
+    for name in ("loss", *LEVELS, *FLOWS):  # on one axis
+        assert [entry["step"] for entry in entries if entry[name]] == ["1", "3", "5", "7"]
 
 
 def test_a_transformers_training_logs_them(tmp_path: Path) -> None:

@@ -88,6 +88,12 @@ def test_a_test_named_after_the_module_is_near_whatever_it_imports(root: Path) -
     assert chosen(root, "umem/middle.py")["test_middle_rules"] == 1
 
 
+@pytest.mark.parametrize("loader", ["bench", "module", "imported"])
+def test_a_bench_is_known_by_the_name_that_a_test_loads(root: Path, loader: str) -> None:
+    (root / "tests/unit/test_by_name.py").write_text(f'MADE = {loader}("tool")\n')
+    assert chosen(root, "bench/tool.py")["test_by_name"] == 1
+
+
 def test_importers_of_a_deleted_file_are_chosen(root: Path) -> None:
     (root / "umem/low.py").unlink()
     assert chosen(root, "umem/low.py")["test_low"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -129,13 +130,15 @@ def test_a_worker_that_hangs_is_killed() -> None:
 
 
 def test_prints_of_the_program_do_not_reach_the_replies(
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     with worker.private_stdout() as replies:
         print("chatter")
+        os.write(1, b"of native code\n")
         replies.write("{}")
-    out, err = capsys.readouterr()
-    assert (out, err) == ("{}", "chatter\n")
+    os.write(1, b" after it")
+    out, err = capfd.readouterr()
+    assert (out, err) == ("{} after it", "chatter\nof native code\n")
 
 
 # --- the runner, over recorded runs ----------------------------------------------------------

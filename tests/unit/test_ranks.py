@@ -25,6 +25,12 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
         ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, (1, 4, 1, 4)),  # Lightning's
         ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "3",
           "SLURM_NTASKS_PER_NODE": "4"}, (3, 8, 3, 4)),
+        ({"SLURM_PROCID": "9", "SLURM_NTASKS": "16", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+          "SLURM_TASKS_PER_NODE": "8(x2)"}, (9, 16, 1, 8)),
+        ({"SLURM_PROCID": "17", "SLURM_NTASKS": "20", "SLURM_LOCALID": "1", "SLURM_NODEID": "2",
+          "SLURM_TASKS_PER_NODE": "8(x2),4", "SLURM_NTASKS_PER_NODE": "8"}, (17, 20, 1, 4)),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "3", "SLURM_NODEID": "4",
+          "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, (3, 8, 3, 8)),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2",
           "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (0, 2, 0, 2)),
     ],

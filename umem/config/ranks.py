@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ _VARIABLES = (
      "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )  # fmt: skip
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "ray", "horovodrun")
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch",
                      "accelerate.commands.launch", "deepspeed.launcher.launch")  # fmt: skip
@@ -47,10 +49,24 @@ def rank(environ: Mapping[str, str] | None = None) -> Rank | None:
             continue
         number, world = int(texts[0]), int(texts[1])
         local = int(texts[2]) if texts[2].isdecimal() else 0
+        if names[0] == "SLURM_PROCID":
+            texts[3] = _tasks_of_node(environ) or texts[3]
         # A launcher that does not give the number of ranks here may have started all of them here.
         here = int(texts[3]) if texts[3].isdecimal() else world
         return Rank(number, world, local, max(here, local + 1))
     return None
+
+
+def _tasks_of_node(environ: Mapping[str, str]) -> str:
+    """Return the number of Slurm's tasks on this node: `8(x2),4` says 8, 8 and 4; "": unknown."""
+    counts = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
+    node = environ.get("SLURM_NODEID", "")
+    left = int(node) if node.isdecimal() else -1
+    for count, nodes in _TASKS.findall(counts) if left >= 0 else ():
+        left -= int(nodes or 1)
+        if left < 0:
+            return str(count)
+    return ""
 
 
 @contextlib.contextmanager

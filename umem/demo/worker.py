@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
@@ -129,13 +130,20 @@ def serve(commands: TextIO, replies: TextIO, start: Start = start_run) -> None:
 
 @contextlib.contextmanager
 def private_stdout() -> Iterator[TextIO]:
-    """Provide the replies' stream; other output goes to stderr, so it cannot break the protocol."""
-    replies = sys.stdout
-    sys.stdout = sys.stderr
-    try:
-        yield replies
-    finally:
-        sys.stdout = replies
+    """Provide the replies' stream; other output goes to stderr, so it cannot break the protocol.
+
+    So does that of native code and of child processes, which write to the descriptor.
+    """
+    own = sys.stdout
+    own.flush()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
+        os.dup2(2, 1)
+        sys.stdout = sys.stderr
+        try:
+            yield replies
+        finally:
+            sys.stdout = own
+            os.dup2(replies.fileno(), 1)
 
 
 if __name__ == "__main__":

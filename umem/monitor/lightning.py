@@ -25,19 +25,15 @@ class StatsCallback(lightning.Callback):  # type: ignore[misc, unused-ignore]
             prefix: the prefix of each figure's name.
         """
         self._scalars = Scalars(prefix)
-        self._logged = 0
-
-    def on_fit_start(self, *_: Any) -> None:
-        """Begin again: a new trainer counts its steps from 0."""
-        self._logged = 0
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Log, unless the trainer does not at this step."""
-        step, every = trainer.global_step, trainer.log_every_n_steps
-        # With 0 the trainer never logs. A step of several batches has the same number for each.
-        if not every or step == self._logged or step % every:
+        """Log, unless the trainer does not at this step; a step has one or several batches."""
+        # As the trainer does for what modules log. It has no public name for its number of a step:
+        # `global_step` counts each optimizer's.
+        logs = trainer._logger_connector.should_update_logs
+        if trainer.fit_loop._should_accumulate() or not logs:
             return
-        self._logged = step
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped
         figures = self._scalars()
         for logger in trainer.loggers:
             logger.log_metrics(figures, step=step)
