@@ -14,15 +14,6 @@ using namespace umem::torch_ext;
 
 namespace {
 
-py::dict counters() {
-  const ObserverCounters seen = observer_counters();
-  py::dict result;
-  result["ops"] = seen.ops;
-  result["ignored"] = seen.ignored;
-  result["inputs"] = seen.inputs;
-  return result;
-}
-
 #ifdef UMEM_WITH_CUDA
 constexpr bool kWithCuda = true;
 
@@ -31,7 +22,6 @@ void bind_cuda(py::module_& module) {
              "Make umem torch's CUDA allocator.");
   module.def("remove_cuda_allocator", &remove_cuda_allocator,
              "Give torch its CUDA allocator back.");
-  module.def("cuda_allocator_installed", &cuda_allocator_installed);
 }
 #else
 constexpr bool kWithCuda = false;
@@ -54,8 +44,7 @@ PYBIND11_MODULE(_torch_ext, module) {
              "previous setting.");
   module.def("install_observer", &install_observer, "Start reporting every op to umem.");
   module.def("remove_observer", &remove_observer);
-  module.def("observer_installed", &observer_installed);
-  module.def("observer_counters", &counters, "Ops and storages seen since the process began.");
+  module.def("observing", &observing);
   bind_kernels(module);
   module.def("bench_cpu_alloc", &bench_cpu_alloc, py::arg("nbytes"), py::arg("iterations"),
              "Mean ns of one allocation and free through torch's present CPU allocator.");

@@ -265,8 +265,6 @@ void describe(OpRecord& record, const OpInfo& info, OpRecord* parent) {
 void begin(ThreadState& state, OpRecord& record) {
   // A policy that is asked for victims may run ops, which use the thread's list, too.
   std::vector<runtime::Input> inputs = std::exchange(state.inputs_of_op, {});
-  state.ops.add(1);
-  state.inputs.add(inputs.size());
   runtime::op_begin(&record.op, inputs.data(), inputs.size());
   state.inputs_of_op = std::move(inputs);
   state.top = &record;
@@ -280,10 +278,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   OpRecord* parent = state->top;
   // Memory that an op takes for itself is the op's: the allocator sees it by the stack.
   const bool inner_factory = info.kind == OpKind::kFactory && parent;
-  if (info.kind == OpKind::kIgnored || inner_factory) {
-    state->ignored.add(1);
-    return nullptr;
-  }
+  if (info.kind == OpKind::kIgnored || inner_factory) return nullptr;
   std::unique_ptr<OpRecord> record(new OpRecord);  // make_unique would clear its pin array
   describe(*record, info, parent);
   const bool may_record = !record->op.scope_marker || info.kind == OpKind::kCompiled;
@@ -363,7 +358,6 @@ at::CallbackHandle add_callback() {
 void prepare_fork() {
   g_mutex.lock();
   lock_names_for_fork();
-  lock_threads_for_fork();
   if (g_handle != at::INVALID_CALLBACK_HANDLE) at::removeCallback(g_handle);
 }
 
@@ -383,7 +377,6 @@ const int g_registered = pthread_atfork(&wait_for_torch_lock, nullptr, nullptr);
 
 void end_fork() {
   if (g_handle != at::INVALID_CALLBACK_HANDLE) g_handle = add_callback();
-  unlock_threads_after_fork();
   g_mutex.unlock();
 }
 
@@ -437,11 +430,6 @@ void end_kernel(std::unique_ptr<OpRecord> record) {
   runtime::op_end(&record->op, result_tag(*record));
 }
 
-bool observer_installed() {
-  std::lock_guard guard(g_mutex);
-  return g_handle != at::INVALID_CALLBACK_HANDLE;
-}
-
 void install_observer() {
   std::lock_guard guard(g_mutex);
   if (g_handle != at::INVALID_CALLBACK_HANDLE) return;
@@ -457,10 +445,6 @@ void remove_observer() {
   at::removeCallback(g_handle);
   g_handle = at::INVALID_CALLBACK_HANDLE;
   g_observing = false;
-}
-
-ObserverCounters observer_counters() {
-  return sum_counters();
 }
 
 }  // namespace umem::torch_ext

@@ -12,10 +12,6 @@ namespace umem::torch_ext {
 // Both may be called twice; the second call does nothing.
 void install_observer();
 void remove_observer();
-bool observer_installed();
-
-// Sum over all threads since the process began.
-ObserverCounters observer_counters();
 
 // Kernels that run without torch's dispatcher, such as those that torch.compile generates: each
 // call is an op like any other.

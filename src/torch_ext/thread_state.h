@@ -3,9 +3,7 @@
 #include <ATen/record_function.h>
 #include <c10/macros/Macros.h>
 
-#include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <vector>
 
 #include "runtime/op.h"
@@ -27,29 +25,10 @@ struct OpRecord final : at::ObserverContext {
   static void operator delete(void* memory, std::size_t bytes) noexcept;
 };
 
-// Written by its own thread only, read by any.
-class Counter {
- public:
-  void add(std::uint64_t n) {
-    value_.store(value_.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
-  }
-  std::uint64_t value() const { return value_.load(std::memory_order_relaxed); }
-
- private:
-  std::atomic<std::uint64_t> value_{0};
-};
-
-struct ObserverCounters {
-  std::uint64_t ops = 0;      // reported to the runtime
-  std::uint64_t ignored = 0;  // views and foreign ranges
-  std::uint64_t inputs = 0;   // storages read by those ops
-};
-
 struct ThreadState {
   OpRecord* top = nullptr;
   std::vector<runtime::Input> inputs_of_op;  // that begins
   OpInfoCache names;
-  Counter ops, ignored, inputs;
   struct Free {
     Free* next;
   };
@@ -66,10 +45,6 @@ inline ThreadState* thread_state() {
   ThreadState* state = t_state;
   return C10_LIKELY(state != nullptr) ? state : make_thread_state();
 }
-ObserverCounters sum_counters();
-// Around fork(): a child in which threads are being registered could register none itself.
-void lock_threads_for_fork();
-void unlock_threads_after_fork();
 
 inline void* OpRecord::operator new(std::size_t bytes) {
   ThreadState* state = t_state;

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import _core_testing  # noqa: E402
+from support import recorded  # noqa: E402
 
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
@@ -33,44 +34,39 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def ext(one_thread: None) -> ModuleType:
     del one_thread
-    umem.enable(budget="64MiB", device="soft", observer="native")
+    umem.enable(budget="64MiB", device="soft", observer="native", policy="lru")
     return cpu.extension()
 
 
-def seen_by(ext: ModuleType, work: object) -> dict[str, int]:
-    before = ext.observer_counters()
-    assert callable(work)
-    work()
-    return {name: value - before[name] for name, value in ext.observer_counters().items()}
-
-
-def test_counts_ops_with_inputs(ext: ModuleType) -> None:
+@pytest.mark.usefixtures("ext")
+def test_counts_ops_with_inputs() -> None:
     a, b = torch.ones(4), torch.ones(4)
-    seen = seen_by(ext, lambda: a + b)
-    assert (seen["ops"], seen["inputs"]) == (1, 2)
+    (op,) = recorded.ops_of(lambda: a + b)
+    assert (op.name, len(op.reads)) == ("aten::add", 2)
 
 
-def test_views_are_not_told(ext: ModuleType) -> None:
+@pytest.mark.usefixtures("ext")
+def test_views_are_not_told() -> None:
     a = torch.ones(4, 4)
-    seen = seen_by(ext, lambda: a.t().t().view(16).reshape(2, 8)[0].detach().contiguous())
-    assert seen["ops"] == 0
-    assert seen["ignored"] >= 5
+    assert recorded.ops_of(lambda: a.t().t().view(16).reshape(2, 8)[0].detach().contiguous()) == []
 
 
-def test_lists_of_tensors_are_walked(ext: ModuleType) -> None:
+@pytest.mark.usefixtures("ext")
+def test_lists_of_tensors_are_walked() -> None:
     parts = [torch.ones(4) for _ in range(300)]
-    seen = seen_by(ext, lambda: torch.cat(parts))
-    assert seen["inputs"] >= 300
+    (op,) = recorded.ops_of(lambda: torch.cat(parts))
+    assert len(op.reads) == 300
 
 
-def test_user_ranges_may_end_out_of_order(ext: ModuleType) -> None:
+@pytest.mark.usefixtures("ext")
+def test_user_ranges_may_end_out_of_order() -> None:
     first, second = (torch.profiler.record_function(name) for name in ("first", "second"))
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
     second.__exit__(None, None, None)
     a = torch.ones(4)
-    assert seen_by(ext, lambda: a + a)["ops"] == 1
+    assert len(recorded.ops_of(lambda: a + a)) == 1
 
 
 def test_ranges_with_new_names_take_no_room_from_operators(ext: ModuleType, tmp_path: Path) -> None:
@@ -131,12 +127,16 @@ def test_an_op_on_shapes_fetches_nothing_and_changes_nothing(
 
 
 def test_after_removal_nothing_is_seen(ext: ModuleType) -> None:
+    assert ext.observing()
     umem.disable()
+    assert not ext.observing()
+    umem.enable(budget="64MiB", device="soft", observer="off", policy="lru")
     a = torch.ones(4)
-    assert seen_by(ext, lambda: a + a)["ops"] == 0
+    assert recorded.ops_of(lambda: a + a) == []
 
 
-def test_other_threads_are_seen_and_their_counts_stay(ext: ModuleType) -> None:
+@pytest.mark.usefixtures("ext")
+def test_other_threads_are_seen() -> None:
     a = torch.ones(4)
 
     def work() -> None:
@@ -144,7 +144,7 @@ def test_other_threads_are_seen_and_their_counts_stay(ext: ModuleType) -> None:
         thread.start()
         thread.join()
 
-    assert seen_by(ext, work)["ops"] == 10
+    assert len(recorded.ops_of(work)) == 10
 
 
 @BOTH

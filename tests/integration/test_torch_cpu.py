@@ -183,14 +183,14 @@ def test_attach_twice_changes_the_observer_and_detach_twice_does_nothing() -> No
     umem.enable(budget="64MiB", device="soft", observer="off")
     ext = cpu.extension()
     assert ext.allocator_installed()
-    assert not ext.observer_installed()
+    assert not ext.observing()
     cpu.attach(observer="native")
     assert ext.allocator_installed()
-    assert ext.observer_installed()
+    assert ext.observing()
     cpu.detach()
     cpu.detach()
     assert not ext.allocator_installed()
-    assert not ext.observer_installed()
+    assert not ext.observing()
 
 
 def test_unknown_observer_is_named_and_changes_nothing() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from umem.base.native import core
 from umem.trace.event_columns import ALLOC, FREE, OP, EventColumns
@@ -13,6 +13,16 @@ from umem.trace.schema import Alloc, Event, Free, Op, Step
 def taken(recorded: core.Recorded) -> list[Event]:
     """Return the events in the columns of `core.record_take`."""
     return list(events(EventColumns.of_native(recorded)))
+
+
+def ops_of(work: Callable[[], object]) -> list[Op]:
+    """Return the operators that umem hears of in a call; no policy may record meanwhile."""
+    core.record_start("plan")
+    try:
+        work()
+        return [event for event in taken(core.record_take("plan")) if isinstance(event, Op)]
+    finally:
+        core.record_stop("plan")
 
 
 def events(columns: EventColumns) -> Iterator[Event]:

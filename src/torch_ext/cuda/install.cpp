@@ -37,16 +37,14 @@ void check_replaceable(caching::CUDAAllocator& present) {
       "it, or use UMEM_ALLOCATOR=pool");
 }
 
-}  // namespace
-
-bool cuda_allocator_installed() {
+bool is_installed() {
   return caching::get() == &CudaAllocator::instance();
 }
 
 // Returns true if it was not installed.
-static bool install() {
+bool install() {
   std::lock_guard guard(g_mutex);
-  if (cuda_allocator_installed()) return false;
+  if (is_installed()) return false;
   caching::CUDAAllocator* present = caching::get();
   check_replaceable(*present);
   CudaAllocator& ours = CudaAllocator::instance();
@@ -61,6 +59,8 @@ static bool install() {
   g_was_installed = true;
   return true;
 }
+
+}  // namespace
 
 void install_cuda_allocator() {
   CudaAllocator& ours = CudaAllocator::instance();
@@ -78,7 +78,7 @@ void remove_cuda_allocator() {
   std::lock_guard guard(g_mutex);
   // It has to see the end of a capture. With umem off, torch's own allocator serves through it.
   if (runtime::any_captures()) return;
-  if (cuda_allocator_installed()) set_allocator(CudaAllocator::instance().native());
+  if (is_installed()) set_allocator(CudaAllocator::instance().native());
 }
 
 }  // namespace umem::torch_ext

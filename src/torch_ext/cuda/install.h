@@ -7,6 +7,5 @@ namespace umem::torch_ext {
 // before.
 void install_cuda_allocator();
 void remove_cuda_allocator();
-bool cuda_allocator_installed();
 
 }  // namespace umem::torch_ext
