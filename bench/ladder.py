@@ -27,7 +27,7 @@ from umem.capture import program, roofline
 from umem.errors import OutOfMemoryError
 from umem.recompute.planner.modes import graph_of
 from umem.simulation import replay
-from umem.trace.step_builder import StepBuilder
+from umem.trace.step_builder import last_step
 
 Row = dict[str, Any]
 
@@ -80,10 +80,7 @@ def measured(rung: Rung, size: tuple[int, int, int, int], cards: Sequence[int]) 
     """Record the step on fake tensors, and plan it for each card."""
     profile = device_profiles.find(DEVICE)
     recording = program.trace(lambda: _made(rung, size))
-    builder = StepBuilder()
-    for event in recording.device_events(roofline.clock(profile)):
-        builder.add(event)
-    step = builder.step()
+    step = last_step(recording.device_events(roofline.clock(profile)))
     graph, _ = graph_of(step, recording)
     images = rung.batch * rung.batches
     for card in cards:

@@ -31,11 +31,11 @@ from umem.base.device_profiles import DeviceProfile
 from umem.base.units import GIB, PAGE_BYTES
 from umem.capture.fake_cuda import replaced
 from umem.policies.default.occupancy import capacity, large_live_bytes
+from umem.policies.default.planner import Auto
 from umem.recompute.planner.candidates import Selection, per_block
 from umem.recompute.planner.graph import RecomputeGraph
 from umem.recompute.planner.modes import RecomputePlanner
 from umem.recompute.planner.rewrite import Rewritten, rewrite
-from umem.recompute.planner.score import estimate_us
 from umem.trace.step_trace import StepTrace
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def compared(
 def fastest(found: Sequence[Choice], device: DeviceProfile, budget: int) -> Rewritten:
     """Return torch's choice with the min estimated time when the rest is swapped."""
     theirs = [one.new for one in _undominated([one for one in found if one.way != BLOCKS])]
-    return min(theirs, key=lambda new: estimate_us(new.step, device, budget, compare=False))
+    return min(theirs, key=lambda new: Auto().estimate_us(new.step, device, budget, compare=False))
 
 
 def targets(rows: Sequence[Row]) -> list[Target]:

@@ -42,7 +42,7 @@ UMEM_API bool make_way(int device, std::size_t outside_bytes) noexcept;
 // The sizes of cuBLAS's workspaces. Blocks of these sizes that a matrix product leaves behind, and
 // that no op names afterwards, stay on the device.
 UMEM_API void set_workspace_sizes(const std::size_t* sizes, std::size_t count) noexcept;
-// Of a device with so much memory, what `device=cuda:SIZE` leaves to the process.
+// The part of a device's memory that `device=cuda:SIZE` leaves to the process.
 UMEM_API std::size_t usable_bytes(std::size_t total_bytes) noexcept;
 // The fraction of each device's memory that the framework may use: an upper bound of every budget
 // that is found at a device's first use.

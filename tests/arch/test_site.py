@@ -87,7 +87,7 @@ def test_the_reference_has_every_command_with_its_options() -> None:
 @pytest.mark.parametrize(
     ("kind", "part"),
     [
-        ("ConfigError", "unknown observer …; allowed: …"),  # an f-string
+        ("ConfigError", "the policy … does not load: …"),  # an f-string
         ("StateError", "the stream is being captured; discard before the capture"),  # native
         ("warning", "no usable GPU (…); using the software device."),
         ("CheckpointError", "not a safetensors file, or cut off"),

@@ -115,7 +115,7 @@ assert budget() == 128, budget()
 
 
 def test_plain_memory_takes_what_is_counted(program: Program) -> None:
-    """Where memory is not managed, what is beyond a block is taken too."""
+    """Unlike managed memory, plain memory beyond a block is taken too."""
     program(
         """
         enable("400MiB")
@@ -131,8 +131,8 @@ def test_plain_memory_takes_what_is_counted(program: Program) -> None:
     )
 
 
-def test_the_other_backing_is_tried_anew(program: Program) -> None:
-    """What was found out for one backing is not taken for the other."""
+def test_the_other_backing_is_tried_in_the_same_process(program: Program) -> None:
+    """The driver is asked again, since the other backing needs other calls."""
     _, said = program(
         """
         enable(backing="mapped")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,15 @@ from hypothesis import strategies as st
 from support.steps import Tensor, make_step
 
 from umem.analysis import formulas
-from umem.analysis.batch_size import MOST, Line, Sized, TensorLines, alike, largest_batch, line
+from umem.analysis.batch_size import (
+    MOST,
+    Line,
+    TensorLines,
+    alike,
+    largest_batch,
+    line,
+    tensor_lines,
+)
 from umem.base.units import MIB
 from umem.cli.estimate_text import EstimateAnswer, render
 from umem.errors import PlanError
@@ -105,7 +115,7 @@ def test_a_step_may_refuse_a_batch_of_1() -> None:
         largest_batch(need, 10**6)
 
 
-def _sized(batch: int) -> Sized:
+def _sized(batch: int) -> Any:
     """A weight, an activation by the sample, and one that outlives it."""
     asked = np.array([5 * MIB + 7, batch * 300_000, batch * 1_000_000 + 12], np.int64)
     taken, large = on_device(asked)
@@ -115,11 +125,12 @@ def _sized(batch: int) -> Sized:
         Tensor(1, {1: True, 2: False}),
     ]
     step = make_step([1.0] * 4, tensors)
-    return Sized(batch, replace(step, bytes=taken, large=large), asked)
+    return SimpleNamespace(step=replace(step, bytes=taken, large=large), asked=asked)
 
 
 def test_a_line_for_each_tensor_knows_any_step() -> None:
-    lines = TensorLines(_sized(8), _sized(16), lambda step: step.peak_bytes + 1000)
+    lines = tensor_lines(_sized, (8, 16), lambda step: step.peak_bytes + 1000)
+    assert lines is not None
     for batch in (1, 2, 3, 7, 23, 1000):
         found, truth = lines.step(batch), _sized(batch).step
         assert found.bytes.tolist() == truth.bytes.tolist()
@@ -134,15 +145,15 @@ def test_a_line_for_each_tensor_knows_any_step() -> None:
 def test_a_step_without_a_batch_is_an_error() -> None:
     same = _sized(8)
     with pytest.raises(PlanError, match="no tensor of the step grows with the batch"):
-        TensorLines(same, same._replace(batch=16), lambda step: 0).largest(MIB)
+        TensorLines({8: same, 16: same}, lambda step: 0).largest(MIB)
 
 
 def test_lines_need_steps_of_one_form() -> None:
-    other = _sized(16)
-    step = replace(other.step, op_names=("a", "b", "c", "d"))
-    assert not alike(_sized(8).step, step)
-    with pytest.raises(PlanError, match="differ in more than sizes"):
-        TensorLines(_sized(8), other._replace(step=step), lambda step: 0)
+    steps = {8: _sized(8), 16: _sized(16)}
+    assert tensor_lines(steps.__getitem__, (8, 16), lambda step: 0) is not None
+    steps[16].step = replace(steps[16].step, op_names=("a", "b", "c", "d"))
+    assert not alike(steps[8].step, steps[16].step)
+    assert tensor_lines(steps.__getitem__, (8, 16), lambda step: 0) is None
 
 
 def test_a_model_is_asked_instead_of_the_line() -> None:

@@ -9,7 +9,7 @@ as the device does it. Either prediction is verified, and corrected where it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -53,35 +53,32 @@ class Line(NamedTuple):
         return int(max(0, min((budget - self.fixed) // self.sample, MOST)))
 
 
-class Sized(NamedTuple):
+class Sized(Protocol):
     """A step at one batch."""
 
-    batch: int
-    step: StepTrace
-    asked: Ints  # [m] requested bytes of each tensor
+    @property
+    def step(self) -> StepTrace:
+        """The step."""
+
+    @property
+    def asked(self) -> Ints:
+        """[m] Requested bytes of each tensor."""
 
 
 class TensorLines:
     """A line for the bytes of each tensor of a step, through two batches."""
 
-    def __init__(self, first: Sized, second: Sized, resident: Callable[[StepTrace], int]) -> None:
+    def __init__(self, steps: Mapping[int, Sized], resident: Callable[[StepTrace], int]) -> None:
         """Draw the lines.
 
         Args:
-            first, second: the two steps.
+            steps: two steps by their batch, which are equal except for sizes.
             resident: returns the bytes that a step takes if nothing moves.
-
-        Raises:
-            PlanError: the steps differ in more than sizes.
         """
-        if not alike(first.step, second.step):
-            raise PlanError(
-                f"the steps with batches of {first.batch} and {second.batch} differ in more than "
-                "sizes, so no tensor of one is known to be a tensor of the other"
-            )
-        self._step = first.step
-        self._sample = (second.asked - first.asked) / (second.batch - first.batch)  # [m]
-        self._fixed = first.asked - first.batch * self._sample
+        (batch, one), (other, more) = steps.items()
+        self._step = one.step
+        self._sample = (more.asked - one.asked) / (other - batch)  # [m]
+        self._fixed = one.asked - batch * self._sample
         self._resident = resident
 
     def step(self, batch: int) -> StepTrace:
@@ -124,10 +121,12 @@ def alike(one: StepTrace, other: StepTrace) -> bool:
 
 
 def tensor_lines(
-    first: Sized, second: Sized, resident: Callable[[StepTrace], int]
+    at: Callable[[int], Sized], batches: tuple[int, int], resident: Callable[[StepTrace], int]
 ) -> TensorLines | None:
-    """Return the lines through two steps; None if they differ in more than sizes."""
-    return TensorLines(first, second, resident) if alike(first.step, second.step) else None
+    """Return the lines through the steps at two batches; None if they differ in more than sizes."""
+    steps = {batch: at(batch) for batch in batches}
+    one, other = (found.step for found in steps.values())
+    return TensorLines(steps, resident) if alike(one, other) else None
 
 
 @dataclass(frozen=True)

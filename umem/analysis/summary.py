@@ -11,7 +11,7 @@ from ..base.device_profiles import DeviceProfile, with_link
 from ..base.units import format_bytes
 from ..capture.recording import OpCost, Recording
 from ..trace.ids import TensorIndex
-from ..trace.step_trace import Ints, StepTrace
+from ..trace.step_trace import StepTrace
 from . import bounds
 
 COLUMNS = 60  # of the picture over time
@@ -187,11 +187,7 @@ def _holder(step: StepTrace, recording: Recording, tensor: TensorIndex) -> Holde
 
 
 def _over_time(step: StepTrace, tag: str) -> tuple[int, ...]:
-    mine = np.array([(name or "unknown") == tag for name in step.tags])
-    change = np.zeros(step.n_ops + 1, np.int64)
-    np.add.at(change, step.first[mine], step.bytes[mine])
-    np.add.at(change, step.last[mine] + 1, -step.bytes[mine])
-    live: Ints = np.cumsum(change)[:-1]
+    live = step.live_bytes_of(np.array([(name or "unknown") == tag for name in step.tags]))
     edges = np.linspace(0.0, step.compute_us, COLUMNS + 1)
     first = np.maximum(np.searchsorted(step.begin_us, edges[:-1], "right") - 1, 0)
     end = np.maximum(np.searchsorted(step.begin_us[:-1], edges[1:], "left"), first + 1)

@@ -84,15 +84,13 @@ class Program:
 
     def lines(self, first: int, second: int) -> TensorLines | None:
         """Return a model for all batches from two of them; None if their steps differ."""
-        from ..analysis.batch_size import Sized, tensor_lines
+        from ..analysis.batch_size import tensor_lines
         from ..simulation import replay
 
-        one, other = (
-            Sized(size, seen.step, seen.asked)
-            for size, seen in ((first, self.at(first)), (second, self.at(second)))
-        )
         return tensor_lines(
-            one, other, lambda step: replay.resident_budget(step, _device()) + self._workspace
+            self.at,
+            (first, second),
+            lambda step: replay.resident_budget(step, _device()) + self._workspace,
         )
 
 

@@ -325,13 +325,9 @@ class Sizes:
         return batch_size.largest_batch(need, self._budget, batches=sizes, model=self._lines)
 
     def _lines(self, first: int, second: int) -> TensorLines | None:
-        from ..analysis.batch_size import Sized, tensor_lines
+        from ..analysis.batch_size import tensor_lines
 
-        one, other = (
-            Sized(size, point.step, point.asked)
-            for size, point in ((first, self.at(first)), (second, self.at(second)))
-        )
-        return tensor_lines(one, other, lambda step: step.peak_bytes)
+        return tensor_lines(self.at, (first, second), lambda step: step.peak_bytes)
 
 
 def point_of(run: Recorded, device: DeviceProfile, budget: int) -> Point:

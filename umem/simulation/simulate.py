@@ -78,13 +78,11 @@ def recorded_step(source: Source, device: DeviceProfile | str) -> StepTrace:
             "trace file, or a function that returns (model, optimizer, batch, loss_fn)"
         )
     from ..capture import program, roofline
-    from ..trace.step_builder import StepBuilder
+    from ..trace.step_builder import last_step
 
     profile = nodes.find_device(device) if isinstance(device, str) else device
-    builder = StepBuilder()
-    for event in program.trace(source, device=profile).device_events(roofline.clock(profile)):
-        builder.add(event)
-    return builder.step()
+    recording = program.trace(source, device=profile)
+    return last_step(recording.device_events(roofline.clock(profile)))
 
 
 def _bytes(budget: int | str, trace: StepTrace) -> int:

@@ -347,20 +347,20 @@ class StepTrace:
     @_column
     def live_bytes(self) -> Ints:
         """[n] Bytes of all tensors alive in each op."""
-        change = np.zeros(self.n_ops + 1, np.int64)
-        np.add.at(change, self.first, self.bytes)
-        np.add.at(change, self.last + 1, -self.bytes)
-        return np.cumsum(change)[:-1]
+        return self.live_bytes_of(np.ones(self.n_tensors, bool))
 
     @_column
     def small_bytes(self) -> int:
         """Peak of the bytes of small tensors, in whole pages."""
-        change = np.zeros(self.n_ops + 1, np.int64)
-        small = ~self.large
-        np.add.at(change, self.first[small], self.bytes[small])
-        np.add.at(change, self.last[small] + 1, -self.bytes[small])
-        peak = int(np.cumsum(change).max(initial=0))
+        peak = int(self.live_bytes_of(~self.large).max(initial=0))
         return -(-peak // PAGE_BYTES) * PAGE_BYTES
+
+    def live_bytes_of(self, these: Bools) -> Ints:
+        """Return the bytes of these tensors, of [m], that are alive in each op, [n]."""
+        change = np.zeros(self.n_ops + 1, np.int64)
+        np.add.at(change, self.first[these], self.bytes[these])
+        np.add.at(change, self.last[these] + 1, -self.bytes[these])
+        return np.cumsum(change)[:-1]
 
     @property
     def peak_bytes(self) -> int:

@@ -35,11 +35,9 @@ def attach(
         cache_dir: as for `extension`.
 
     Raises:
-        ConfigError: an unknown observer.
         NotSupportedError: the extension can neither be found nor built.
     """
     del allocator
-    torch_observer.check(observer)
     ext = extension(cache_dir)
 
     def put() -> None:

@@ -18,12 +18,11 @@ from typing import Any
 import torch
 
 from ...base.native import core
-from ...errors import ConfigError, NotSupportedError, StateError
+from ...errors import NotSupportedError, StateError
 from ..bindings import Attached, Bindings
 from . import build
 from . import observer as torch_observer
 
-ALLOCATORS = ("auto", "subclass", "pluggable", "pool")
 _TOO_LATE = (
     "CUDA is already initialised with torch's own allocator: call umem.enable() before the first "
     "CUDA call of the program, or use UMEM_ALLOCATOR=pool, which serves a part of it"
@@ -40,13 +39,10 @@ def check(allocator: str) -> None:
     """Check that `attach` can work, before anything is started.
 
     Raises:
-        ConfigError: an unknown allocator.
         NotSupportedError: this torch is built without CUDA.
         StateError: CUDA is initialised, so the allocator can no longer be replaced, another
             library replaced torch's allocator, or a CUDA graph is being captured.
     """
-    if allocator not in ALLOCATORS:
-        raise ConfigError(f"unknown allocator {allocator!r}; allowed: {', '.join(ALLOCATORS)}")
     if torch.version.cuda is None:
         raise NotSupportedError(
             f"torch {torch.__version__} is built without CUDA; install a CUDA build, or use "
@@ -90,19 +86,17 @@ def attach(
     The native runtime must have been started. On an error torch is left unchanged.
 
     Args:
-        allocator: one of `ALLOCATORS`; "auto" is subclass where the extension has it, else
-            pluggable.
+        allocator: "subclass", "pluggable", "pool", or "auto": subclass where the extension has it,
+            else pluggable.
         observer: as for `torch_observer.start`.
         cache_dir: as for `torch_observer.extension`.
 
     Raises:
         UmemError: as in `check`.
-        ConfigError: an unknown observer.
         NotSupportedError: the extension can neither be found nor built, and the requested allocator
             or observer needs it.
     """
     check(allocator)
-    torch_observer.check(observer)
     ext, problem = _find_extension(cache_dir)
     kind, why = _choose(allocator, ext, problem)
     blind = observer == "auto" and core.current_options().backing == "mapped"  # without streams

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from ...errors import ConfigError
 from ..bindings import Bindings
 from . import build
-
-OBSERVERS = ("auto", "native", "python", "off")
 
 
 def extension(cache_dir: Path | None = None) -> ModuleType:
@@ -25,12 +22,6 @@ def extension(cache_dir: Path | None = None) -> ModuleType:
 
     del core
     return build.load(cache_dir)
-
-
-def check(observer: str) -> None:
-    """Raise ConfigError for an unknown observer."""
-    if observer not in OBSERVERS:
-        raise ConfigError(f"unknown observer {observer!r}; allowed: {', '.join(OBSERVERS)}")
 
 
 def kind(observer: str, ext: ModuleType | None) -> str:

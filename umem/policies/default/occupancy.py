@@ -10,11 +10,7 @@ from ...trace.step_trace import Gaps, Ints, Kind, StepTrace
 
 def large_live_bytes(trace: StepTrace) -> Ints:
     """Return the bytes of the large tensors alive in each op, [n_ops], when nothing is moved."""
-    large = trace.large
-    change = np.zeros(trace.n_ops + 1, np.int64)
-    np.add.at(change, trace.first[large], trace.bytes[large])
-    np.add.at(change, trace.last[large] + 1, -trace.bytes[large])
-    return np.cumsum(change)[:-1]
+    return trace.live_bytes_of(trace.large)
 
 
 def min_occupancy(trace: StepTrace) -> Ints:

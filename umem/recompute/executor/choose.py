@@ -60,14 +60,11 @@ def choose(
         PlanError: the ops of the step are not those of the recording.
     """
     from ...capture import roofline
-    from ...trace.step_builder import StepBuilder
+    from ...trace.step_builder import last_step
     from ..planner import modes
 
     begin = time.perf_counter()
-    builder = StepBuilder()
-    for event in recording.device_events(roofline.clock(device)):
-        builder.add(event)
-    step = builder.step()
+    step = last_step(recording.device_events(roofline.clock(device)))
     graph, ordinals = modes.graph_of(step, recording)
     room = step.peak_bytes if budget is None else _room(step, budget, outside)
     planner = modes.RecomputePlanner(graph, device, room)

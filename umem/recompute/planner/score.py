@@ -9,7 +9,6 @@ import numpy as np
 
 from ...analysis.idle_intervals import IdleIntervals
 from ...base.device_profiles import DeviceProfile
-from ...policies.default.planner import Auto
 from ...trace.step_trace import Floats, StepTrace
 
 
@@ -44,10 +43,3 @@ def floors_us(
                 turn = np.maximum(before, out / factor) + np.maximum(after, back / factor)
                 found[i] = max(found[i], float(turn.max()), most / factor)
     return found
-
-
-def estimate_us(
-    step: StepTrace, device: DeviceProfile, budget: int, *, compare: bool = True
-) -> float:
-    """Return the estimated µs of the step when the default policy swaps (`Auto.estimate_us`)."""
-    return Auto().estimate_us(step, device, budget, compare=compare)

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...base.device_profiles import DeviceProfile
 from ...policies.default.occupancy import capacity
+from ...policies.default.planner import Auto
 from ...trace.step_trace import Bools, Floats, Ints, Kind, StepTrace
 from . import score
 from .candidates import Checkpoints, Selection
@@ -127,7 +128,7 @@ class Search:
             else:  # there are too many steps to keep them all
                 step = rewrite(self.small, *choice.selection, labels=False).step
             link = score.derated(self.link, factor)
-            found = score.estimate_us(step, link, self.room, compare=False)
+            found = Auto().estimate_us(step, link, self.room, compare=False)
             self._estimates[choice, factor] = found
         return found
 
