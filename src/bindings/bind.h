@@ -4,6 +4,7 @@
 
 #include "base/status.h"
 #include "python/lock.h"
+#include "residency/tags.h"
 
 namespace umem::bindings {
 
@@ -29,6 +30,14 @@ void bind_transfer_log(pybind11::module_& module);
 
 // The one map from Status to exceptions: the classes of umem.errors.
 void raise_if_error(const Status& status);
+
+template <class T>
+T value_of(Result<T> result) {
+  if (!result.ok()) raise_if_error(result.take_status());
+  return std::move(result.value());
+}
+
+residency::Tag tag_of(const std::string& name);  // raises if there is none of this name
 
 // For a callback that cannot raise: true if the exception is not the callback's own but a request
 // to stop, or was raised by a signal's handler. Then the main thread raises it at its next

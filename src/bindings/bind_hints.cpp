@@ -22,12 +22,6 @@ runtime::MemSpans spans(const Pairs& pairs) {
   return result;
 }
 
-template <class T>
-T value_of(Result<T> result) {
-  if (!result.ok()) raise_if_error(result.take_status());
-  return std::move(result.value());
-}
-
 // As a function of one span, and of a list of them.
 template <class Act>
 void define(py::module_& module, const char* name, Act act) {
@@ -46,9 +40,7 @@ std::uint64_t add_pins(const Pairs& pairs, const std::string& kind,
 }
 
 std::uint64_t exempt_all(const std::string& tag, std::size_t min_bytes, std::size_t max_bytes) {
-  const residency::Tag wanted = residency::find_tag(tag);
-  if (wanted == residency::Tag::kCount && !tag.empty())
-    raise_if_error(Status(Code::kInvalidArgument, "unknown tag '" + tag + "'"));
+  const residency::Tag wanted = tag.empty() ? residency::Tag::kCount : tag_of(tag);
   return value_of(unlocked([&] { return runtime::exempt_all(wanted, min_bytes, max_bytes); }));
 }
 

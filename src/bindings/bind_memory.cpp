@@ -33,11 +33,6 @@ std::vector<const void*> pointers(const std::vector<std::uintptr_t>& addresses) 
   return result;
 }
 
-// "" and unknown names are kCount: no tag.
-Tag tag_or_none(const std::string& name) {
-  return residency::find_tag(name);
-}
-
 runtime::Phase phase_of(const std::string& name) {
   if (name == "forward") return runtime::Phase::kForward;
   if (name == "backward") return runtime::Phase::kBackward;
@@ -100,7 +95,7 @@ void end(std::uint64_t token, const std::string& tag) {
   const std::unique_ptr<runtime::Op> op = std::move(found->second.op);
   python_ops().erase(found);
   const Unlocked unlocked;
-  runtime::op_end(op.get(), tag_or_none(tag));
+  runtime::op_end(op.get(), residency::find_tag(tag));  // "": none
 }
 
 std::uintptr_t allocate(std::size_t bytes, int device, std::uintptr_t stream) {
@@ -136,9 +131,7 @@ void bind_memory(py::module_& module) {
   });
   module.def("owns", [](std::uintptr_t address) { return runtime::owns(pointer(address)); });
   module.def("tag", [](std::uintptr_t address, const std::string& name) {
-    const Tag tag = residency::find_tag(name);
-    if (tag == Tag::kCount)
-      raise_if_error(Status(Code::kInvalidArgument, "unknown tag '" + name + "'"));
+    const residency::Tag tag = tag_of(name);
     const Unlocked unlocked;
     return runtime::tag(pointer(address), tag);
   });

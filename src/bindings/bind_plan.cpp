@@ -104,16 +104,11 @@ policy::Plan plan_of(const py::dict& columns) {
 
 std::uint64_t install(const py::dict& columns, int device) {
   policy::Plan plan = plan_of(columns);
-  Result<std::uint64_t> number =
-      unlocked([&] { return runtime::install_plan(std::move(plan), device); });
-  if (!number.ok()) raise_if_error(number.take_status());
-  return number.value();
+  return value_of(unlocked([&] { return runtime::install_plan(std::move(plan), device); }));
 }
 
 py::dict status(int device) {
-  Result<policy::PlanStatus> read = unlocked([&] { return runtime::plan_status(device); });
-  if (!read.ok()) raise_if_error(read.take_status());
-  const policy::PlanStatus& now = read.value();
+  const policy::PlanStatus now = value_of(unlocked([&] { return runtime::plan_status(device); }));
   py::dict result;
   result["plans"] = py::cast(now.plans);
   result["active"] = now.active;
@@ -124,9 +119,7 @@ py::dict status(int device) {
 }
 
 std::size_t room_ahead(int device) {
-  Result<std::size_t> room = unlocked([&] { return runtime::room_ahead(device); });
-  if (!room.ok()) raise_if_error(room.take_status());
-  return room.value();
+  return value_of(unlocked([&] { return runtime::room_ahead(device); }));
 }
 
 void clear(int device) {

@@ -153,9 +153,7 @@ py::dict moves_of(Replay& replay) {
 
 std::unique_ptr<Replay> open(Options options, bool backed) {
   options.backed = backed;
-  Result<std::unique_ptr<Replay>> opened = unlocked([&] { return Replay::open(options); });
-  raise_if_error(opened.take_status());
-  return std::move(opened.value());
+  return value_of(unlocked([&] { return Replay::open(options); }));
 }
 
 }  // namespace

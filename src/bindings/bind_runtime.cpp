@@ -15,12 +15,10 @@ namespace umem::bindings {
 namespace {
 
 py::dict stats_dict(std::optional<int> device) {
-  Result<runtime::Stats> read = unlocked([&]() -> Result<runtime::Stats> {
+  const runtime::Stats stats = value_of(unlocked([&]() -> Result<runtime::Stats> {
     if (device) return runtime::device_stats(*device);
     return runtime::stats();
-  });
-  if (!read.ok()) raise_if_error(read.take_status());
-  const runtime::Stats& stats = read.value();
+  }));
   py::dict result;
 #define UMEM_STAT(name, doc) result[#name] = stats.name;
 #include "runtime/stats.def"

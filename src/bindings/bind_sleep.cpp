@@ -16,12 +16,7 @@ namespace {
 
 std::uint32_t bits_of(const std::vector<std::string>& names) {
   std::uint32_t bits = 0;
-  for (const std::string& name : names) {
-    const residency::Tag tag = residency::find_tag(name);
-    if (tag == residency::Tag::kCount)
-      raise_if_error(Status(Code::kInvalidArgument, "unknown tag '" + name + "'"));
-    bits |= 1U << static_cast<unsigned>(tag);
-  }
+  for (const std::string& name : names) bits |= 1U << static_cast<unsigned>(tag_of(name));
   return bits;
 }
 

@@ -28,6 +28,13 @@ const char* exception_of(Code code) {
 
 }  // namespace
 
+residency::Tag tag_of(const std::string& name) {
+  const residency::Tag tag = residency::find_tag(name);
+  if (tag == residency::Tag::kCount)
+    raise_if_error(Status(Code::kInvalidArgument, "unknown tag '" + name + "'"));
+  return tag;
+}
+
 void raise_if_error(const Status& status) {
   if (status.ok()) return;
   const py::object type = py::module_::import("umem.errors").attr(exception_of(status.code()));
