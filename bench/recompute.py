@@ -234,10 +234,7 @@ def _activations(new: Rewritten) -> int:
     """Return the peak of their live bytes."""
     step = new.step
     mine = np.array([tag == "activation" for tag in step.tags])
-    change = np.zeros(step.n_ops + 1, np.int64)
-    np.add.at(change, step.first[mine], step.bytes[mine])
-    np.add.at(change, step.last[mine] + 1, -step.bytes[mine])
-    return int(np.cumsum(change).max())
+    return int(step.live_bytes_of(mine).max())
 
 
 def report(rows: Sequence[Row], beside: Sequence[Row], config: dict[str, Any]) -> Report:

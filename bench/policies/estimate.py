@@ -24,7 +24,7 @@ from harness import add_outputs, cases, note, results_folder, table, write  # no
 
 from policies import workloads as nets  # noqa: E402
 from umem.analysis import batch_size  # noqa: E402
-from umem.analysis.batch_size import TensorLines  # noqa: E402
+from umem.analysis.batch_size import tensor_lines  # noqa: E402
 from umem.analysis.formulas import PRECISIONS, Config, estimate  # noqa: E402
 from umem.base import device_profiles  # noqa: E402
 from umem.base.progress import over  # noqa: E402
@@ -80,7 +80,11 @@ def predicted(name: str, net: Net) -> dict[str, Any]:
     known = {batch: seen(net, batch) for batch in PAIR}
     truth = seen(net, net.third).found.total
     line = batch_size.line(*((batch, each.found.total) for batch, each in known.items()))
-    tensors = TensorLines(known, lambda step: replay.resident_budget(step, device))
+    tensors = tensor_lines(
+        known.__getitem__, PAIR, lambda step: replay.resident_budget(step, device)
+    )
+    if tensors is None:
+        raise SystemExit(f"{name}: the steps of two batches differ in more than sizes")
     return {
         "net": name,
         "third": net.third,

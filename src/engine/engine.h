@@ -162,6 +162,7 @@ class Engine {
   Ledger& ledger() { return state_.ledger; }
   const Counters& counters() const { return state_.counters; }
   bool managed() const { return state_.managed; }
+  bool mapped() const { return state_.mapped() != nullptr; }
   // Device memory that the driver holds for umem's addresses, with or without contents. An
   // estimate: the driver may have given memory without contents to others, and unobserved faults
   // are missing.

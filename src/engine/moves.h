@@ -22,7 +22,7 @@ class Moves {
         sharing_(sharing),
         release_cached_(std::move(release_cached)) {}
 
-  // True if the unit fits into the host budget; host memory of dead ranges is freed first.
+  // True if the unit fits into the host budget; dead ranges are given back first.
   bool fits_on_host(RangeId id);
   void release_cached() { release_cached_(); }
   // True if `bytes` more fit into the budget. Makes as much room as there is in any case.

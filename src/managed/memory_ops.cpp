@@ -1,6 +1,7 @@
 #include "managed/memory_ops.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace umem::managed {
 
@@ -71,8 +72,9 @@ Status MemoryOps::prefetch(const std::vector<MemSpan>& spans, Where to, cu::CUst
   Entry entry = Entry::cuMemPrefetchBatchAsync;
   cu::CUresult result = prefetch_pieces(location(to), stream, entry);
   if (to == Where::kHost && host_node_ >= 0 && refused(result)) {
-    host_node_ = -1;  // for example a node without memory
+    const int node = std::exchange(host_node_, -1);  // for example one without memory
     result = prefetch_pieces(location(to), stream, entry);
+    if (result != cu::CUDA_SUCCESS) host_node_ = node;
   }
   return check(result, entry);
 }

@@ -196,6 +196,10 @@ std::vector<TagReport> bytes_by_tag() {
 
 Status device_memory(std::vector<DeviceMemory>* all) {
   State& s = state();
+  std::unique_lock registry(s.registry);
+  const auto requested = s.requested;
+  const std::size_t asked_for = s.options.device_bytes;
+  registry.unlock();  // a driver may be long in answering
   FirstError error;
   each_device(s, [&](Device& device) {
     const engine::Limits& limits = device.engine.limits();
@@ -205,13 +209,13 @@ Status device_memory(std::vector<DeviceMemory>* all) {
     Result<driver::MemoryInfo> memory = driver::memory_info(s.driver.table, device.place);
     if (memory.ok()) {
       row.free_bytes = memory.value().free_bytes;
-      row.total_bytes = memory.value().total_bytes;
+      row.total_bytes = asked_for > 0 ? asked_for : memory.value().total_bytes;
       row.allowed_bytes = s.allowed_bytes(row.total_bytes);
       device.engine.observe_memory(row.free_bytes);
     }
     error.keep(memory.take_status());
     row.budget_bytes = limits.budget_bytes;
-    row.requested_bytes = s.requested[static_cast<std::size_t>(row.device)].budget_bytes;
+    row.requested_bytes = requested[static_cast<std::size_t>(row.device)].budget_bytes;
     row.held_bytes = ledger.resident_bytes() + limits.outside_bytes;
     row.dropped_bytes = ledger.dropped_bytes();
     const std::size_t known = ledger.resident_bytes() + ledger.dropped_bytes();

@@ -146,8 +146,8 @@ Status fit_device(State& s, const Options& options) {
 // `finds`: a budget that the options leave to the device is found now.
 Status set_limits(State& s, Device& device, Options options, bool finds) {
   if (finds) {
-    const std::size_t held =
-        device.engine.ledger().resident_bytes() + device.engine.limits().outside_bytes;
+    // A GPU's driver keeps the frames of what is evicted.
+    const std::size_t held = device.engine.attached_bytes() + device.engine.limits().outside_bytes;
     UMEM_RETURN_IF_ERROR(resolve_budget(s, device.place, held, options));
   }
   return device.engine.set_limits(limits_of(s, options, device.place.device));

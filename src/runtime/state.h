@@ -69,9 +69,8 @@ struct State {
     return options.device_bytes > 0 ? options.device_bytes : total_bytes;
   }
   // The upper bound of a budget that is found at first use.
-  std::size_t allowed_bytes(std::size_t total_bytes) const {
-    return static_cast<std::size_t>(static_cast<double>(usable_bytes(total_bytes)) *
-                                    memory_fraction);
+  std::size_t allowed_bytes(std::size_t usable) const {
+    return static_cast<std::size_t>(static_cast<double>(usable) * memory_fraction);
   }
   // Blocks are mapped: not where nothing can be evicted.
   bool mapped() const { return options.backing == "mapped" && managed.value_or(true); }

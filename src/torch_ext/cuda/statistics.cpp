@@ -86,11 +86,12 @@ void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) 
                     " was requested; umem's budget can be a fraction above 0 and up to 1 of the "
                     "device's memory");
   const Unlocked without_gil;
+  const auto total = static_cast<double>(native_->getMemoryInfo(device).second);
   const auto usable = static_cast<double>(usable_bytes(device));
   const std::size_t wanted = std::max<std::size_t>(static_cast<std::size_t>(fraction * usable), 1);
   runtime::Failure failure;
   TORCH_CHECK_VALUE(runtime::set_budget(device, wanted, &failure), failure.message);
-  native_->setMemoryFraction(fraction, device);
+  native_->setMemoryFraction(static_cast<double>(wanted) / total, device);
   std::lock_guard guard(mutex_);
   fraction_ = {fraction, runtime::budget(device)};
 }
