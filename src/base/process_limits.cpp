@@ -93,6 +93,10 @@ const char* describe_reached_limit(char* text, std::size_t size) {
   // A move needs a few mappings more than it leaves.
   static constexpr std::size_t kSpare = 8;
   const std::size_t mappings = count_mappings(), most = max_mappings();
+  if (most == 0) {
+    std::snprintf(text, size, "the kernel refused memory; /proc, which says why, cannot be read");
+    return text;
+  }
   if (mappings + kSpare >= most) {
     std::snprintf(text, size, "the process has %zu mappings, and vm.max_map_count is %zu", mappings,
                   most);

@@ -38,6 +38,7 @@ void end_system_calls() {
 void unlock_after_fork() {
   const sigset_t previous = g_signals_before_fork;
   device_mutex().unlock();
+  unlock_fault_handler_after_fork();
   pthread_sigmask(SIG_SETMASK, &previous, nullptr);
 }
 
@@ -112,6 +113,7 @@ void register_fork_handlers() {
     pthread_atfork(
         [] {
           const sigset_t previous = block_signals();
+          lock_fault_handler_for_fork();
           device_mutex().lock();
           g_signals_before_fork = previous;
           if (Disk* disk = open_disk()) disk->prepare_fork();

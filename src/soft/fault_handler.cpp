@@ -47,6 +47,10 @@ void on_segv(int signal_number, siginfo_t* info, void* context) {
   errno = saved_errno;
   if (g_put_back && t_forwarding) return run_default(signal_number, info);
   const struct sigaction next = g_next;
+  if (next.sa_flags & SA_RESETHAND) {  // the kernel would have done this
+    g_next.sa_handler = SIG_DFL;
+    g_next.sa_flags = 0;
+  }
   t_forwarding = true;
   if (next.sa_flags & SA_SIGINFO) {
     next.sa_sigaction(signal_number, info, context);
@@ -70,6 +74,14 @@ void say_put_back() {
 }
 
 }  // namespace
+
+void lock_fault_handler_for_fork() {
+  g_chain_mutex.lock();
+}
+
+void unlock_fault_handler_after_fork() {
+  g_chain_mutex.unlock();
+}
 
 void install_fault_handler() {
   std::lock_guard guard(g_chain_mutex);

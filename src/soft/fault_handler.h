@@ -5,6 +5,10 @@
 
 namespace umem::soft {
 
+// Around fork(): another thread may be installing it. Before the device's lock.
+void lock_fault_handler_for_fork();
+void unlock_fault_handler_after_fork();
+
 // Idempotent; remains installed for the life of the process, since managed pages may outlive
 // `disable`.
 void install_fault_handler();

@@ -300,14 +300,37 @@ std::size_t fwrite_unlocked_(const void* p, std::size_t size, std::size_t n, std
 }
 int sigaction_(int number, const struct sigaction* action, struct sigaction* previous) {
   if (number == SIGSEGV) return chain_sigaction(action, previous);
-  return ::sigaction(number, action, previous);
+  if (!action) return ::sigaction(number, action, previous);
+  struct sigaction open = *action;
+  sigdelset(&open.sa_mask, SIGSEGV);
+  return ::sigaction(number, &open, previous);
 }
-sighandler_t signal_(int number, sighandler_t handler) {
-  if (number != SIGSEGV) return ::signal(number, handler);
+sighandler_t chain_signal(sighandler_t handler, int flags) {
   struct sigaction action = {}, previous = {};
   action.sa_handler = handler;
+  action.sa_flags = flags;
   chain_sigaction(&action, &previous);
   return previous.sa_handler;
+}
+sighandler_t signal_(int number, sighandler_t handler) {
+  return number == SIGSEGV ? chain_signal(handler, 0) : ::signal(number, handler);
+}
+// What `signal` is in a library that was compiled for ISO C alone.
+sighandler_t sysv_signal_(int number, sighandler_t handler) {
+  if (number != SIGSEGV) return ::sysv_signal(number, handler);
+  return chain_signal(handler, static_cast<int>(SA_RESETHAND));
+}
+// A thread that blocks SIGSEGV, also inside a handler, would be killed at its first page fault.
+int pthread_sigmask_(int how, const sigset_t* set, sigset_t* previous) {
+  if (!set || how == SIG_UNBLOCK) return ::pthread_sigmask(how, set, previous);
+  sigset_t others = *set;
+  sigdelset(&others, SIGSEGV);
+  return ::pthread_sigmask(how, &others, previous);
+}
+int sigprocmask_(int how, const sigset_t* set, sigset_t* previous) {
+  const int error = pthread_sigmask_(how, set, previous);
+  if (error != 0) errno = error;
+  return error == 0 ? 0 : -1;
 }
 struct Replacement {
   const char* name;
@@ -384,6 +407,12 @@ const Replacement kReplacements[] = {
     replace("fwrite_unlocked", fwrite_unlocked_),
     replace("sigaction", sigaction_),
     replace("signal", signal_),
+    replace("bsd_signal", signal_),
+    replace("ssignal", signal_),
+    replace("sysv_signal", sysv_signal_),
+    replace("__sysv_signal", sysv_signal_),
+    replace("pthread_sigmask", pthread_sigmask_),
+    replace("sigprocmask", sigprocmask_),
     replace("dlopen", dlopen_),
     replace("dlsym", dlsym_),
 };

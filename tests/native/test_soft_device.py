@@ -471,6 +471,70 @@ def test_a_handler_set_by_ctypes_does_not_take_faults_away() -> None:
     assert (done.returncode, done.stdout) == (-11, "ok\n"), done.stderr
 
 
+@pytest.mark.parametrize("name", ["sysv_signal", "__sysv_signal"])
+def test_a_handler_for_one_signal_is_called_once(name: str) -> None:
+    """Such a handler may return, or raise the signal again, and relies on the default action."""
+    done = run_python(
+        PREAMBLE
+        + f"""
+handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: os.write(1, b"seen\\n") and None)
+ctypes.CDLL("libc.so.6").{name}(11, handler)
+d.touch(ptr, 64 << 20)
+ctypes.string_at(16)
+"""
+    )
+    assert (done.returncode, done.stdout) == (-11, "seen\n"), done.stderr
+
+
+def test_threads_that_block_all_signals_have_page_faults() -> None:
+    """As the threads of ZeroMQ."""
+    done = run_python(
+        PREAMBLE
+        + """
+import threading
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+d.touch(ptr, 64 << 20)
+thread = threading.Thread(target=d.touch, args=(ptr, 64 << 20))
+thread.start()
+thread.join()
+print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_a_child_may_set_a_handler_while_another_thread_installs_umems() -> None:
+    done = run_python(
+        """
+import faulthandler, os, signal, threading
+from umem import _core
+options = _core.Options()
+options.device, options.policy = "soft", "lru"
+options.budget_bytes = options.floor_bytes = 64 << 20
+_core.start(options)
+stop = False
+def step():  # each puts umem's handler back, if another one took its place
+    while not stop:
+        _core.step()
+thread = threading.Thread(target=step)
+thread.start()
+for _ in range(300):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        faulthandler.enable()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if status:
+        break
+stop = True
+thread.join()
+print(status)
+"""
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
 def test_signals_that_touch_managed_memory_do_not_deadlock() -> None:
     done = run_python(
         PREAMBLE
@@ -878,6 +942,25 @@ print(all(d.load(ptr + at, 8) == b"%08d" % (at >> 20) for at in range(0, 256 << 
 """
     )
     assert (done.returncode, done.stdout) == (0, "True\nTrue\n"), done.stderr
+
+
+def test_without_descriptors_the_reason_is_not_guessed() -> None:
+    done = run_python(
+        """
+import pathlib, resource
+import _core_testing as d, umem.errors
+d.open_soft(16 * (2 << 20), "a100-pcie4")
+ptr = d.cuMemAllocManaged(256 << 20, 1)[1]
+pages = [int(word) for word in pathlib.Path("/proc/self/statm").read_text().split()]
+resource.setrlimit(resource.RLIMIT_DATA, [pages[5] * resource.getpagesize() + (64 << 20)] * 2)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 1024))
+try:
+    d.resize(128 << 20)
+except MemoryError as error:
+    print(str(error).endswith("/proc, which says why, cannot be read"))
+"""
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def test_the_end_of_all_mappings_is_named() -> None:
