@@ -626,6 +626,106 @@ def test_what_fails_on_the_way_back_is_told_by_the_next_step(
         gc.collect()
 
 
+def test_operators_wait_as_long_as_an_update_is_in_flight(
+    held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a checkpoint could not write it back."""
+    with umem.enable(budget="96MiB", device="soft", policy="lru"):
+        model, optimizer, paged, wanted = stepped()
+        held.set()
+
+        def fails(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(host_update.HostUpdate, "_copy_back", fails)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.state_dict()
+        assert same(wanted, [w + 0 for w in model.parameters()])
+        paged.remove()
+        del model, optimizer, paged, wanted
+        gc.collect()
+
+
+class Uses:
+    """Uses a weight when it is collected."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight, self.cycle = weight, self
+
+    def __del__(self) -> None:
+        self.weight.sum()
+
+
+def test_the_thread_that_updates_waits_for_no_parameter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The collector may run the program's operators there."""
+
+    def update(*args: Any) -> None:
+        gc.collect()
+        parts.update(*args)
+
+    monkeypatch.setattr(host_update, "update", update)
+    gc.disable()
+    try:
+        with umem.enable(budget="96MiB", device="soft", policy="lru"):
+            model = net()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            paged = umem.page_optimizer(optimizer, update="host", overlap=True)
+            backward(model)
+            wanted = [w.detach() - w.grad for w in model.parameters()]
+            Uses(model[0].weight)
+            optimizer.step()
+            assert same(wanted, list(model.parameters()))
+            paged.remove()
+            del model, optimizer, paged, wanted
+            gc.collect()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupted_submission_updates_once(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States and weights are of the same step."""
+
+    monkeypatch.setattr(host_update, "CHUNK_BYTES", 4 * LAYER)  # else it ends amid a step
+
+    def trained(interrupted: bool) -> list[torch.Tensor]:
+        model = net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        paged = umem.page_optimizer(optimizer, update="host")
+        for step in range(4):
+            backward(model, step)
+            with monkeypatch.context() as patch:
+                if step == 2 and interrupted:
+                    patch.setattr(host_update, "_give_to_thread", interrupt_once(when))
+                    with pytest.raises(KeyboardInterrupt):
+                        optimizer.step()
+                else:
+                    optimizer.step()
+        states = [optimizer.state_dict()["state"][i]["step"] for i in range(2)]
+        paged.remove()
+        return [t.detach().clone() for t in (*model.parameters(), *states)]
+
+    with umem.enable(budget="96MiB", device="soft", policy="lru"):
+        assert same(trained(True), trained(False))
+        gc.collect()
+
+
+def interrupt_once(when: str) -> Callable[[Any], None]:
+    real, calls = host_update._give_to_thread, iter(range(10**6))
+
+    def given(chunk: Any) -> None:
+        first = next(calls) == 0
+        if not first or when == "after":
+            real(chunk)
+        if first:
+            raise KeyboardInterrupt
+
+    return given
+
+
 @pytest.mark.parametrize("how", ["save", "pickle"])
 def test_a_saved_model_has_the_new_weights(how: str, held: threading.Event) -> None:
     with umem.enable(budget="96MiB", device="soft", policy="lru"):

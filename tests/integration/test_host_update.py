@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import inspect
 import io
 import pickle
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from support import program  # noqa: E402
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 from torch.utils._pytree import tree_map_only  # noqa: E402
 
@@ -750,9 +752,12 @@ class Fails(torch.autograd.Function):
 def test_a_program_may_go_on_after_a_backward_pass_that_failed(
     update: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The updates of the pass that failed are kept."""
     with umem.enable(budget="24MiB", device="soft", policy="lru"):
         net = torch.nn.Sequential(torch.nn.Linear(SIDE, SIDE), torch.nn.Linear(SIDE, SIDE))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+        lr = 2.0**-7  # exact
+        torch.nn.init.zeros_(net[1].bias)
+        optimizer = torch.optim.SGD(net.parameters(), lr=lr, fused=True)
         paged = umem.page_optimizer(optimizer, update=update, release_gradients=True)
         for i in range(4):
             hidden = net[0](torch.ones(2, SIDE))
@@ -768,7 +773,92 @@ def test_a_program_may_go_on_after_a_backward_pass_that_failed(
         assert "failed after 2 parameters had been updated" in caplog.text
         assert caplog.text.count("failed after") == 1
         paged.remove()
+        assert bool((net[1].bias == -4 * 2 * lr).all())  # four passes, two rows in each
         del net, optimizer, paged, loss, hidden
+
+
+class Inner(torch.autograd.Function):
+    """Runs a backward pass of its own in its backward pass, as reentrant checkpoints do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: torch.nn.Module) -> torch.Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            ctx.layer(x).backward(gradient)
+        return x.grad, None
+
+
+@pytest.mark.parametrize("update", ["device", "host"])
+def test_a_backward_pass_inside_of_another_one_is_a_part_of_it(
+    update: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def trained(page: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        first, last = (torch.nn.Linear(SIDE, SIDE) for _ in range(2))
+        optimizer = torch.optim.SGD([*first.parameters(), *last.parameters()], lr=0.1, fused=True)
+        if page:
+            umem.page_optimizer(optimizer, update=update, release_gradients=True)
+        for _ in range(3):
+            x = torch.ones(2, SIDE, requires_grad=True)
+            last(Inner.apply(x, first)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
+
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        assert all(map(torch.equal, trained(True), trained(False)))
+        gc.collect()
+    assert "failed after" not in caplog.text
+
+
+def test_a_layer_used_by_two_inner_passes_is_refused() -> None:
+    """In a process of its own, since torch keeps the graph of an inner pass that failed."""
+    code, out, err = program.run(
+        "from typing import Any\n"
+        + inspect.getsource(Inner)
+        + """
+shared, between = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD([*shared.parameters(), *between.parameters()], lr=0.1, fused=True)
+umem.page_optimizer(optimizer, release_gradients=True)
+x = torch.ones(2, 64, requires_grad=True)
+try:
+    Inner.apply(between(Inner.apply(x, shared)), shared).sum().backward()
+except umem.errors.StateError as error:
+    print("second gradient" in str(error))
+"""
+    )
+    assert (code, out) == (0, "True\n"), err
+
+
+@pytest.mark.parametrize("update", ["device", "host"])
+def test_a_backward_pass_uses_the_options_of_its_end(update: str) -> None:
+    """Not those that the program sets between it and `step()`."""
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        weight = torch.nn.Parameter(torch.ones(SIDE, SIDE))
+        optimizer = torch.optim.SGD([weight], lr=0.25)
+        umem.page_optimizer(optimizer, update=update, release_gradients=True)
+        weight.sum().backward()
+        optimizer.param_groups[0]["lr"] = 100.0
+        optimizer.step()
+        assert bool((weight == 0.75).all())
+        del weight, optimizer
+        gc.collect()
+
+
+def test_another_optimizers_step_inside_of_one_is_refused() -> None:
+    """On the same thread it would wait for itself."""
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        with host_update._in_order(), pytest.raises(StateError, match="another one's step"):
+            host_update._in_order().__enter__()
+        with host_update._in_order():
+            pass
 
 
 class Counts(torch.optim.Adam):

@@ -52,7 +52,9 @@ class _Chunk:
     states: dict[Tensor, dict[str, Any]] = field(default_factory=dict)  # by the updated tensor
     file: state_file.StateFile | None = None
     loan: state_file.Loan | None = None  # its states in the file
-    done: Future[None] | None = None
+    call: Callable[[], None] | None = None  # updates it, once
+    queued: bool = False  # for the thread
+    done: Future[None] = field(default_factory=Future)
     writing: threading.Lock = field(default_factory=threading.Lock)
 
     def updated(self, value: Tensor) -> Tensor:
@@ -156,6 +158,8 @@ class HostUpdate(OfOptimizer):
             self._add(parameter, gradient)
 
     def _let_return(self, parameter: Tensor) -> None:
+        if self._open is not None and parameter in self._open.values:
+            self._submit()  # a backward pass failed, and the program went on
         for chunk in [c for c in tuple(self._flying) if parameter in c.values]:
             self._write_once(chunk)
 
@@ -181,9 +185,9 @@ class HostUpdate(OfOptimizer):
             if lane is not None:
                 gradient.record_stream(lane)
                 chunk.events.append(lane.record_event())
-        chunk.values[parameter] = value
         chunk.targets[parameter] = parameter.detach()
         chunk.storages[parameter] = _storage(parameter)
+        chunk.values[parameter] = value  # last: an interrupt leaves it whole, or out
 
     def leave(self) -> None:
         """Make only the operators that use added parameters wait for them.
@@ -222,7 +226,7 @@ class HostUpdate(OfOptimizer):
                 self._drain()
                 raise
             finally:
-                if self._overlap:
+                if self._overlap and not self._flying:
                     arrivals.forget(self._bring)
             self._raise()
 
@@ -278,20 +282,29 @@ class HostUpdate(OfOptimizer):
                 torch.cuda.current_stream(device).wait_stream(back)
         self._returned.clear()
 
+    def submit(self) -> None:
+        """Begin to update what was added, with the options of this moment."""
+        with self._working():
+            self._submit()
+
     def _submit(self) -> None:
-        chunk, self._open = self._open, None
+        """Give the open chunk to the thread; after an interrupt or an error the next call does."""
+        chunk = self._open
         if chunk is None:
             return
         for parameter in chunk.values:
             self.adopt(parameter)  # the program may have put it elsewhere, or changed the strides
-        with _order:
-            try:
-                self._begin(chunk)
-            except BaseException:
-                if chunk.loan is not None:
-                    chunk.loan.end(write=False)
-                raise
-        self._flying.append(chunk)
+        with _in_order():
+            if chunk not in self._flying:
+                try:
+                    self._begin(chunk)
+                except BaseException:
+                    if chunk.loan is not None:
+                        chunk.loan.end(write=False)
+                    raise
+                self._flying.append(chunk)
+            self._open = None
+            _give_to_thread(chunk)
         while (
             len(self._flying) > _IN_FLIGHT
             and sum(flying.staging.nbytes for flying in self._flying) > self._room
@@ -299,7 +312,7 @@ class HostUpdate(OfOptimizer):
             self._write_once(self._flying[0])
 
     def _begin(self, chunk: _Chunk) -> None:
-        """Begin to read the chunk's states if a disk has them, and to update it."""
+        """Begin to read the chunk's states if a disk has them, and prepare its update."""
         known = [self._optimizer.state.get(parameter, {}) for parameter in chunk.values]
         if (file := state_file.current()) is not None:
             tensors = [t for state in known for t in state.values() if isinstance(t, Tensor)]
@@ -326,7 +339,7 @@ class HostUpdate(OfOptimizer):
             if isinstance(scale := getattr(part, name, None), Tensor):
                 setattr(part, name, copy_of(scale))
         chunk.states = part.state
-        chunk.done = _submitted(part, chunk)
+        chunk.call = _once(functools.partial(_update, part, chunk), chunk.done)
 
     def _has_master(self, parameter: Tensor) -> bool:
         return self._with_masters and masters.has_master(parameter)
@@ -377,7 +390,7 @@ class HostUpdate(OfOptimizer):
             chunk: one in flight.
             stream: the stream of the operator that needs it; None: this thread's.
         """
-        assert chunk.done is not None
+        _give_to_thread(chunk)
         error = chunk.done.exception()
         if error is not None:
             self._error = self._error or error
@@ -402,6 +415,7 @@ class HostUpdate(OfOptimizer):
 
     def _end(self, chunk: _Chunk) -> None:
         self._flying.remove(chunk)
+        chunk.call = None  # it holds the chunk
         self._ended += len(chunk.values)
 
     def _copy_back(self, chunk: _Chunk, target: Tensor, value: Tensor, stream: Any = None) -> None:
@@ -472,6 +486,7 @@ class _Stagings:
 _stagings = _Stagings()
 _thread: ThreadPoolExecutor | None = None  # shared by all optimizers
 _order = threading.Lock()  # states arrive in the order of the updates
+_ordering = 0  # the thread that has it
 
 
 def end_shared() -> None:
@@ -485,16 +500,16 @@ def end_shared() -> None:
 
 
 def _forked() -> None:
-    global _thread, _stagings, _order
+    global _thread, _stagings, _order, _ordering
     # The thread is the parent's, and may hold the locks.
-    _thread, _stagings, _order = None, _Stagings(), threading.Lock()
+    _thread, _stagings, _order, _ordering = None, _Stagings(), threading.Lock(), 0
 
 
 def _let_updates_end() -> None:
     """Wait for the thread, which the child of a fork does not have."""
     for each in list(_all):
         for chunk in tuple(each._flying):
-            if chunk.done is not None:
+            if chunk.queued:
                 chunk.done.exception()
 
 
@@ -502,8 +517,51 @@ _all: weakref.WeakSet[HostUpdate] = weakref.WeakSet()
 os.register_at_fork(before=_let_updates_end, after_in_child=_forked)
 
 
-def _submitted(part: Optimizer, chunk: _Chunk) -> Future[None]:
+@contextlib.contextmanager
+def _in_order() -> Iterator[None]:
+    """Within, no other thread gives a chunk to the one that updates.
+
+    Raises:
+        StateError: this thread does, and a signal handler, say, has called another optimizer.
+    """
+    global _ordering
+    if _ordering == threading.get_ident():
+        raise StateError(
+            "an optimizer that is updated on the host was called in the middle of another one's "
+            "step, for example by a signal handler; nothing was changed. Let the handler set a "
+            "flag, and call it between two steps"
+        )
+    with _order:
+        _ordering = threading.get_ident()
+        try:
+            yield
+        finally:
+            _ordering = 0
+
+
+def _once(call: Callable[[], None], done: Future[None]) -> Callable[[], None]:
+    """Return a function whose first call calls `call` and sets `done`."""
+    first = threading.Lock()
+
+    def run() -> None:
+        if not first.acquire(blocking=False):
+            return
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - for whoever writes the chunk back
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    return run
+
+
+def _give_to_thread(chunk: _Chunk) -> None:
+    """Queue the chunk's update, unless it is; an interrupt may leave it queued without a note."""
     global _thread
+    if chunk.queued:
+        return
+    assert chunk.call is not None, "it is in flight"
     if _thread is None:
         settings = session.current_settings()
         threads = settings.optimizer_threads if settings else 0
@@ -511,7 +569,8 @@ def _submitted(part: Optimizer, chunk: _Chunk) -> Future[None]:
         _thread = ThreadPoolExecutor(
             1, "umem-host-update", initializer=_begin_thread, initargs=(threads, near)
         )
-    return state_file.submitted(_thread, lambda: _update(part, chunk))
+    state_file.submitted(_thread, chunk.call)
+    chunk.queued = True
 
 
 def _begin_thread(threads: int, near: torch.device | None) -> None:
@@ -549,7 +608,8 @@ def refuse_capture() -> None:
 
 def _update(part: Optimizer, chunk: _Chunk) -> None:
     """Update the copies; runs on the thread."""
-    with host_memory(), chunk.loan or contextlib.nullcontext():
+    # The collector may run the program's operators here, which must not wait for this.
+    with arrivals.bringing(), host_memory(), chunk.loan or contextlib.nullcontext():
         for event in chunk.events:
             event.synchronize()
         chunk.events.clear()

@@ -8,14 +8,17 @@ Source: "How to save memory by fusing the optimizer step into the backward pass"
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
+from torch.autograd import Variable, graph
 from torch.optim import Optimizer
 
 from ...base.untraced import untraced
@@ -26,6 +29,15 @@ from .states import States, acting, parameters_of
 from .turns import Turn
 
 _log = logging.getLogger("umem")
+_PASS = graph._engine_run_backward.__code__
+
+
+def _depth() -> int:
+    """Return the number of backward passes that this thread's Python code is in."""
+    depth, frame = 0, sys._getframe()
+    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+        depth += frame.f_code is _PASS
+    return depth
 
 
 def processes() -> int:
@@ -57,8 +69,9 @@ class Release(OfOptimizer):
         self._done: dict[int, Tensor] = {}  # by id, since the last step, in order of gradients
         self._order: list[Tensor] = []  # the order in the step before
         self._paused = False
-        self._pass = -1  # the backward pass that gave the last gradient
-        self._failed = False  # or has not ended yet
+        # Backward passes that gave gradients and have not ended; by their number, the thread and
+        # the passes that it was in: a node of a pass may run another one.
+        self._passes: dict[int, tuple[int, int]] = {}
         self._follow()
 
     def use(self, host: HostUpdate) -> None:
@@ -135,24 +148,31 @@ class Release(OfOptimizer):
         Raises:
             StateError: gradients are averaged over processes, which began after this was made.
         """
-        if of == self._pass:
+        if of in self._passes:
             return
         if (ranks := processes()) > 1:
             raise StateError(
                 f"gradients are averaged over {ranks} processes after they are ready, and "
                 "release_gradients=True uses them before; leave it out"
             )
-        if self._failed and self._done:
+        thread, depth = threading.get_ident(), _depth()
+        around = {
+            each: (on, at) for each, (on, at) in self._passes.items() if on == thread and at < depth
+        }
+        if len(around) < len(self._passes) and self._done:
             _log.warning(
                 "a backward pass failed after %d parameters had been updated by its gradients "
                 "(release_gradients=True)", len(self._done)
             )  # fmt: skip
             self._end()
-        self._pass, self._failed = of, True
-        Variable._execution_engine.queue_callback(self._passed)
+        self._passes = {**around, of: (thread, depth)}
+        Variable._execution_engine.queue_callback(functools.partial(self._passed, of))
 
-    def _passed(self) -> None:
-        self._failed = False
+    def _passed(self, of: int) -> None:
+        self._passes.pop(of, None)
+        if self._host is not None and not self._passes:
+            with self._turn.take("the end of a backward pass that updates parameters"):
+                self._host.submit()  # before the program changes options for the next step
 
     def _next(self, parameter: Tensor) -> list[Tensor]:
         """Return the parameters whose gradients followed this one's in the last step."""
