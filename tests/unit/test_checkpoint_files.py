@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -306,8 +307,26 @@ def test_a_file_that_becomes_shorter(tmp_path: Path) -> None:
     path = write(tmp_path / "model.safetensors", {"a": torch.randn(1000)})
     stored = files.tensors_of(path)["a"]
     path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(CheckpointError, match="was truncated"):
+    with pytest.raises(CheckpointError, match="replaced or written while it was read"):
         stored.copy_to(torch.empty(1000))
+    with pytest.raises(CheckpointError, match="was truncated"):  # after it was opened
+        replace(stored, version=None).copy_to(torch.empty(1000))
     path.unlink()
     with pytest.raises(CheckpointError, match="No such file"):
         stored.copy_to(torch.empty(1000))
+
+
+@pytest.mark.parametrize("name", ["latest.pt", "latest.safetensors"])
+def test_a_file_that_is_replaced_between_two_tensors(tmp_path: Path, name: str) -> None:
+    """Else some weights would be those of another file."""
+    path = write(tmp_path / name, {"a": torch.zeros(9), "b": torch.zeros(9)})
+    stored, target = files.tensors_of(path), torch.empty(9)
+    stored["a"].copy_to(target)
+    (tmp_path / "new").mkdir()
+    write(tmp_path / "new" / name, {"a": torch.ones(9), "b": torch.ones(9)}).replace(path)
+    with pytest.raises(CheckpointError, match="replaced or written while it was read"):
+        stored["b"].copy_to(target)
+    with pytest.raises(CheckpointError, match="replaced or written while it was read"):
+        stored["b"].place(target)
+    files.tensors_of(path)["b"].copy_to(target)
+    assert bool((target == 1).all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from ...errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     import torch
 
+Version = tuple[int, ...]
 CHUNK_BYTES = 16 << 20  # bytes per read: a load needs this much in addition to the tensors
 
 
@@ -25,6 +27,7 @@ class FileTensor:
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]  # in elements, as in torch
+    version: Version | None = None  # of the file that has it; None: any
 
     @property
     def extent(self) -> int:
@@ -41,7 +44,7 @@ class FileTensor:
         whole span of the tensor in the file is in memory.
 
         Raises:
-            CheckpointError: the file cannot be read, or was truncated.
+            CheckpointError: the file cannot be read, was truncated, or is another one by now.
         """
         import torch
 
@@ -72,8 +75,11 @@ class FileTensor:
         if not self.extent or not self._is_laid_out_as(target):
             return False
         try:
-            path = str(self.path.resolve())
-            return core.place_in_file(target.data_ptr(), self.extent, path, self.offset)
+            path = self.path.resolve()
+            self._check(path.stat())
+            return core.place_in_file(target.data_ptr(), self.extent, str(path), self.offset)
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: {error.strerror or error}") from error
         except ConfigError as error:
             raise CheckpointError(f"{error}; load without keep_in_file") from error
 
@@ -87,6 +93,7 @@ class FileTensor:
         """Yield (first byte, bytes) of each chunk after reading it into `staging`."""
         try:
             with self.path.open("rb", buffering=0) as file:
+                self._check(os.fstat(file.fileno()))
                 file.seek(self.offset)
                 for first in range(0, self.extent, len(staging)):
                     count = min(len(staging), self.extent - first)
@@ -95,12 +102,23 @@ class FileTensor:
         except OSError as error:
             raise CheckpointError(f"{self.path}: {error.strerror or error}") from error
 
+    def _check(self, now: os.stat_result) -> None:
+        if self.version is not None and version_of(now) != self.version:
+            raise CheckpointError(
+                f"{self.path}: the file was replaced or written while it was read; load it again"
+            )
+
     def _fill(self, file: BinaryIO, view: memoryview) -> None:
         while view:
             count = cast("Any", file).readinto(view)
             if not count:
                 raise CheckpointError(f"{self.path}: the file was truncated while it was read")
             view = view[count:]
+
+
+def version_of(file: os.stat_result) -> Version:
+    """Return numbers that another file at the same path, or later contents, would not have."""
+    return file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError, plain
 from . import safetensors, torch_file
-from .file_tensor import FileTensor
+from .file_tensor import FileTensor, version_of
 
 # Names in a directory, as Hugging Face's libraries write them; the first that exists is used, as
 # there: a single file may stand beside the index of an older checkpoint.
@@ -41,13 +42,16 @@ def tensors_of(path: Path) -> dict[str, FileTensor]:
 def _of_file(path: Path) -> dict[str, FileTensor]:
     try:
         with path.open("rb") as file:
-            magic = file.read(9)
+            version, magic = version_of(os.fstat(file.fileno())), file.read(9)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}; allowed: {ALLOWED}") from error
+    read = None
     if magic.startswith(torch_file.MAGIC):
-        return torch_file.read_places(path)
-    if magic[8:] == b"{":
-        return safetensors.read_header(path)
+        read = torch_file.read_places
+    elif magic[8:] == b"{":
+        read = safetensors.read_header
+    if read is not None:
+        return {name: replace(tensor, version=version) for name, tensor in read(path).items()}
     if path.suffix == ".safetensors":
         raise CheckpointError(f"{path}: not a safetensors file, or cut off: it has no header")
     raise CheckpointError(
