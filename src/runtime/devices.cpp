@@ -119,8 +119,8 @@ Status close_device(Device& device) {
 void release_cached(Device& device) {
   const Status trimmed = trim_cache(device, 0);
   (void)trimmed;  // memory that the driver refuses to take back stays cached
-  // The engine counts on the room from now on. What dead ranges of managed memory hold on the host
-  // is free a little later: an operator must not wait for the device.
+  // The engine counts on the room from now on. Host memory of dead managed ranges is free a little
+  // later: an operator must not wait for the device.
   if (!device.frees_on_thread() || (device.engine.managed() && !device.engine.mapped())) return;
   const Status freed = device.freer.wait();
   (void)freed;  // freed by a later attempt

@@ -315,7 +315,7 @@ sighandler_t chain_signal(sighandler_t handler, int flags) {
 sighandler_t signal_(int number, sighandler_t handler) {
   return number == SIGSEGV ? chain_signal(handler, 0) : ::signal(number, handler);
 }
-// What `signal` is in a library that was compiled for ISO C alone.
+// A library that was compiled for ISO C alone calls it for `signal`.
 sighandler_t sysv_signal_(int number, sighandler_t handler) {
   if (number != SIGSEGV) return ::sysv_signal(number, handler);
   return chain_signal(handler, static_cast<int>(SA_RESETHAND));
