@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "driver/memory_info.h"
 #include "engine/watchdog.h"
 #include "policy/registry.h"
 #include "runtime/cache.h"
@@ -145,8 +146,11 @@ Status fit_device(State& s, const Options& options) {
 
 // `finds`: a budget that the options leave to the device is found now.
 Status set_limits(State& s, Device& device, Options options, bool finds) {
-  if (finds) {
-    // A GPU's driver keeps the frames of what is evicted.
+  if (finds && options.budget_bytes == 0) {
+    // A GPU's driver keeps the frames of what is evicted, until others need them.
+    Result<driver::MemoryInfo> memory = driver::memory_info(s.driver.table, device.place);
+    if (!memory.ok()) return memory.take_status();
+    device.engine.observe_memory(memory.value().free_bytes);
     const std::size_t held = device.engine.attached_bytes() + device.engine.limits().outside_bytes;
     UMEM_RETURN_IF_ERROR(resolve_budget(s, device.place, held, options));
   }

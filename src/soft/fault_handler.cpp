@@ -47,7 +47,8 @@ void on_segv(int signal_number, siginfo_t* info, void* context) {
   errno = saved_errno;
   if (g_put_back && t_forwarding) return run_default(signal_number, info);
   const struct sigaction next = g_next;
-  if (next.sa_flags & SA_RESETHAND) {  // the kernel would have done this
+  // The kernel would have done this.
+  if ((next.sa_flags & SA_RESETHAND) && next.sa_handler != SIG_IGN) {
     g_next.sa_handler = SIG_DFL;
     g_next.sa_flags = 0;
   }

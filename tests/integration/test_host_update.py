@@ -855,10 +855,18 @@ def test_a_backward_pass_uses_the_options_of_its_end(update: str) -> None:
 def test_another_optimizers_step_inside_of_one_is_refused() -> None:
     """On the same thread it would wait for itself."""
     with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        weight = torch.nn.Parameter(torch.ones(SIDE))
+        optimizer = torch.optim.SGD([weight], lr=0.25)
+        paged = umem.page_optimizer(optimizer, update="host")
+        weight.grad = torch.ones(SIDE)
         with host_update._in_order(), pytest.raises(StateError, match="another one's step"):
-            host_update._in_order().__enter__()
-        with host_update._in_order():
-            pass
+            optimizer.step()
+        assert bool((weight == 1).all())
+        optimizer.step()  # once
+        assert bool((weight == 0.75).all())
+        paged.remove()
+        del weight, optimizer, paged
+        gc.collect()
 
 
 class Counts(torch.optim.Adam):

@@ -326,7 +326,7 @@ def test_interrupts_leave_memory_for_later_steps(
         training.steps(1)
         for _ in range(6):
             with monkeypatch.context() as patch:
-                patch.setattr(host_update, "_give_to_thread", interrupted)
+                patch.setattr(host_update, "_once", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     training.steps(1)
         training.steps(2)

@@ -69,8 +69,9 @@ def load_checkpoint(
 
     Raises:
         CheckpointError: the checkpoint is malformed, a file of it is missing, or it does not fit
-            the module; the module is unchanged. Also raised if a file cannot be read to its end:
-            then tensors on `meta` remain there, and some of the others may have been written.
+            the module; the module is unchanged. Also raised if a file cannot be read to its end, or
+            is replaced meanwhile: then tensors on `meta` remain there, and some of the others may
+            have been written.
         ConfigError: not a module, or one with lazy parameters or wrappers such as DTensor;
             `keep_in_file` without a disk; or `device` is meta.
     """

@@ -232,7 +232,12 @@ class HostUpdate(OfOptimizer):
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """Run an operation; operators within it do not wait for parameters."""
+        """Run an operation; operators within it do not wait for parameters.
+
+        Raises:
+            StateError: this thread is giving a chunk of an optimizer to the one that updates.
+        """
+        refuse_in_order()
         with self._lock:
             before, self._works = self._works, True
             try:
@@ -292,15 +297,18 @@ class HostUpdate(OfOptimizer):
         chunk = self._open
         if chunk is None:
             return
-        for parameter in chunk.values:
-            self.adopt(parameter)  # the program may have put it elsewhere, or changed the strides
         with _in_order():
             if chunk not in self._flying:
                 try:
+                    for parameter in chunk.values:
+                        self.adopt(parameter)  # it may be elsewhere, or have other strides
                     self._begin(chunk)
-                except BaseException:
+                except BaseException as error:
                     if chunk.loan is not None:
                         chunk.loan.end(write=False)
+                    chunk.loan = chunk.file = None
+                    if isinstance(error, Exception):  # an interrupt leaves it for the next call
+                        self._open = None
                     raise
                 self._flying.append(chunk)
             self._open = None
@@ -519,24 +527,25 @@ os.register_at_fork(before=_let_updates_end, after_in_child=_forked)
 
 @contextlib.contextmanager
 def _in_order() -> Iterator[None]:
-    """Within, no other thread gives a chunk to the one that updates.
-
-    Raises:
-        StateError: this thread does, and a signal handler, say, has called another optimizer.
-    """
+    """Within, no other thread gives a chunk to the one that updates."""
     global _ordering
-    if _ordering == threading.get_ident():
-        raise StateError(
-            "an optimizer that is updated on the host was called in the middle of another one's "
-            "step, for example by a signal handler; nothing was changed. Let the handler set a "
-            "flag, and call it between two steps"
-        )
+    refuse_in_order()
     with _order:
         _ordering = threading.get_ident()
         try:
             yield
         finally:
             _ordering = 0
+
+
+def refuse_in_order() -> None:
+    """Raise StateError inside `_in_order`: a signal handler, say, has called an optimizer."""
+    if _ordering == threading.get_ident():
+        raise StateError(
+            "an optimizer that is updated on the host was called in the middle of another one's "
+            "step, for example by a signal handler; nothing was changed. Let the handler set a "
+            "flag, and call it between two steps"
+        )
 
 
 def _once(call: Callable[[], None], done: Future[None]) -> Callable[[], None]:
@@ -569,8 +578,16 @@ def _give_to_thread(chunk: _Chunk) -> None:
         _thread = ThreadPoolExecutor(
             1, "umem-host-update", initializer=_begin_thread, initargs=(threads, near)
         )
-    state_file.submitted(_thread, chunk.call)
+    queued = state_file.submitted(_thread, chunk.call)
+    queued.add_done_callback(functools.partial(_tell_failure, chunk.done))
     chunk.queued = True
+
+
+def _tell_failure(done: Future[None], queued: Future[None]) -> None:
+    """Pass on the error of a thread that could not begin."""
+    error = queued.exception()
+    if error is not None and not done.done():
+        done.set_exception(error)
 
 
 def _begin_thread(threads: int, near: torch.device | None) -> None:
@@ -609,20 +626,21 @@ def refuse_capture() -> None:
 def _update(part: Optimizer, chunk: _Chunk) -> None:
     """Update the copies; runs on the thread."""
     # The collector may run the program's operators here, which must not wait for this.
-    with arrivals.bringing(), host_memory(), chunk.loan or contextlib.nullcontext():
-        for event in chunk.events:
-            event.synchronize()
-        chunk.events.clear()
+    with arrivals.bringing():
+        with host_memory(), chunk.loan or contextlib.nullcontext():
+            for event in chunk.events:
+                event.synchronize()
+            chunk.events.clear()
+            for master in chunk.masters.values():
+                master.follow()
+            _run(part)
+            for master in chunk.masters.values():
+                master.round()
+        for value, state in part.state.items():
+            _to_host(state, value, chunk.file)
         for master in chunk.masters.values():
-            master.follow()
-        _run(part)
-        for master in chunk.masters.values():
-            master.round()
-    for value, state in part.state.items():
-        _to_host(state, value, chunk.file)
-    for master in chunk.masters.values():
-        if chunk.file is not None and chunk.file.takes(master.values):
-            master.kept = chunk.file.keep(master.values, tuple(master.values.stride()))
+            if chunk.file is not None and chunk.file.takes(master.values):
+                master.kept = chunk.file.keep(master.values, tuple(master.values.stride()))
 
 
 def _run(part: Optimizer) -> None:

@@ -24,7 +24,7 @@ from ...session import session
 from ...session.host_share import host_updated
 from ...session.statistics import stats
 from . import arrivals, state_file
-from .host_update import HostUpdate, end_shared, refuse_capture
+from .host_update import HostUpdate, end_shared, refuse_capture, refuse_in_order
 from .masters import NAME as MASTER
 from .masters import added_bytes, in_checkpoint
 from .parts import OfOptimizer, is_per_parameter, overlapping, part_of, update
@@ -230,6 +230,7 @@ class PagedOptimizer(OfOptimizer):
                 "gradients before the step; run the closure first, or update on the device"
             )
         refuse_capture()
+        refuse_in_order()
 
     def _update_on_host(self, host: HostUpdate, due: dict[Tensor, Tensor]) -> list[Tensor]:
         """Update the chosen parameters; return the others. Errors are raised after the step."""

@@ -157,7 +157,7 @@ class Release(OfOptimizer):
             )
         thread, depth = threading.get_ident(), _depth()
         around = {
-            each: (on, at) for each, (on, at) in self._passes.items() if on == thread and at < depth
+            each: (on, at) for each, (on, at) in self._passes.items() if on != thread or at < depth
         }
         if len(around) < len(self._passes) and self._done:
             _log.warning(
