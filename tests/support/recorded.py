@@ -16,13 +16,13 @@ def taken(recorded: core.Recorded) -> list[Event]:
 
 
 def ops_of(work: Callable[[], object]) -> list[Op]:
-    """Return the operators that umem hears of in a call; no policy may record meanwhile."""
-    core.record_start("plan")
+    """Return the operators of all threads that umem hears of in a call; it may write no trace."""
+    core.record_start("file")  # plans leave out those of helper threads
     try:
         work()
-        return [event for event in taken(core.record_take("plan")) if isinstance(event, Op)]
+        return [event for event in taken(core.record_take("file")) if isinstance(event, Op)]
     finally:
-        core.record_stop("plan")
+        core.record_stop("file")
 
 
 def events(columns: EventColumns) -> Iterator[Event]:
