@@ -647,6 +647,21 @@ def test_operators_wait_as_long_as_an_update_is_in_flight(
         gc.collect()
 
 
+@pytest.fixture
+def collects_there(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The collector runs on the thread that updates, before each update."""
+
+    def update(*args: Any) -> None:
+        time.sleep(0.05)  # the operator is there
+        gc.collect()
+        parts.update(*args)
+
+    monkeypatch.setattr(host_update, "update", update)
+    gc.disable()
+    yield
+    gc.enable()
+
+
 class Uses:
     """Uses a weight when it is collected."""
 
@@ -657,32 +672,21 @@ class Uses:
         self.weight.sum()
 
 
-def test_the_thread_that_updates_waits_for_no_parameter(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("collects_there")
+def test_the_thread_that_updates_waits_for_no_parameter() -> None:
     """The collector may run the program's operators there."""
-
-    def update(*args: Any) -> None:
+    with umem.enable(budget="96MiB", device="soft", policy="lru"):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        paged = umem.page_optimizer(optimizer, update="host", overlap=True)
+        backward(model)
+        wanted = [w.detach() - w.grad for w in model.parameters()]
+        Uses(model[0].weight)
+        optimizer.step()
+        assert same(wanted, list(model.parameters()))
+        paged.remove()
+        del model, optimizer, paged, wanted
         gc.collect()
-        parts.update(*args)
-
-    monkeypatch.setattr(host_update, "update", update)
-    gc.disable()
-    try:
-        with umem.enable(budget="96MiB", device="soft", policy="lru"):
-            model = net()
-            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-            paged = umem.page_optimizer(optimizer, update="host", overlap=True)
-            backward(model)
-            wanted = [w.detach() - w.grad for w in model.parameters()]
-            Uses(model[0].weight)
-            optimizer.step()
-            assert same(wanted, list(model.parameters()))
-            paged.remove()
-            del model, optimizer, paged, wanted
-            gc.collect()
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -753,29 +757,17 @@ def test_a_model_that_is_dropped_is_freed(held: threading.Event) -> None:
         assert not _core_testing.awaits()
 
 
-def test_an_optimizer_may_be_collected_on_the_thread_that_updates(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("collects_there")
+def test_an_optimizer_may_be_collected_on_the_thread_that_updates() -> None:
     """While an operator waits for that thread."""
-
-    def update(*args: Any) -> None:
-        time.sleep(0.05)  # the operator is there
+    with umem.enable(budget="96MiB", device="soft", policy="lru"):
+        model, optimizer, paged, wanted = stepped()
+        cycle: list[Any] = [optimizer]
+        cycle.append(cycle)
+        del optimizer, paged, cycle
+        assert same(wanted, list(model.parameters()))
+        del model, wanted
         gc.collect()
-        parts.update(*args)
-
-    monkeypatch.setattr(host_update, "update", update)
-    gc.disable()
-    try:
-        with umem.enable(budget="96MiB", device="soft", policy="lru"):
-            model, optimizer, paged, wanted = stepped()
-            cycle: list[Any] = [optimizer]
-            cycle.append(cycle)
-            del optimizer, paged, cycle
-            assert same(wanted, list(model.parameters()))
-            del model, wanted
-            gc.collect()
-    finally:
-        gc.enable()
 
 
 def test_an_interrupt_lets_the_parameter_arrive_first(

@@ -297,7 +297,7 @@ class HostUpdate(OfOptimizer):
         chunk = self._open
         if chunk is None:
             return
-        with _in_order():
+        with _order:
             if chunk not in self._flying:
                 try:
                     for parameter in chunk.values:
@@ -493,8 +493,7 @@ class _Stagings:
 
 _stagings = _Stagings()
 _thread: ThreadPoolExecutor | None = None  # shared by all optimizers
-_order = threading.Lock()  # states arrive in the order of the updates
-_ordering = 0  # the thread that has it
+_order = locks.reentrant()  # states arrive in the order of the updates; never entered twice
 
 
 def end_shared() -> None:
@@ -508,9 +507,9 @@ def end_shared() -> None:
 
 
 def _forked() -> None:
-    global _thread, _stagings, _order, _ordering
-    # The thread is the parent's, and may hold the locks.
-    _thread, _stagings, _order, _ordering = None, _Stagings(), threading.Lock(), 0
+    global _thread, _stagings
+    # The thread is the parent's, and may hold the lock of the buffers.
+    _thread, _stagings = None, _Stagings()
 
 
 def _let_updates_end() -> None:
@@ -525,22 +524,9 @@ _all: weakref.WeakSet[HostUpdate] = weakref.WeakSet()
 os.register_at_fork(before=_let_updates_end, after_in_child=_forked)
 
 
-@contextlib.contextmanager
-def _in_order() -> Iterator[None]:
-    """Within, no other thread gives a chunk to the one that updates."""
-    global _ordering
-    refuse_in_order()
-    with _order:
-        _ordering = threading.get_ident()
-        try:
-            yield
-        finally:
-            _ordering = 0
-
-
 def refuse_in_order() -> None:
-    """Raise StateError inside `_in_order`: a signal handler, say, has called an optimizer."""
-    if _ordering == threading.get_ident():
+    """Raise StateError if this thread has `_order`: a signal handler has called an optimizer."""
+    if _order._is_owned():  # type: ignore[attr-defined]
         raise StateError(
             "an optimizer that is updated on the host was called in the middle of another one's "
             "step, for example by a signal handler; nothing was changed. Let the handler set a "

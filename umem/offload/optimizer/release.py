@@ -34,9 +34,10 @@ _PASS = graph._engine_run_backward.__code__
 
 def _depth() -> int:
     """Return the number of backward passes that this thread's Python code is in."""
-    depth, frame = 0, sys._getframe()
-    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+    depth, frame = 0, sys._getframe().f_back
+    while frame is not None:
         depth += frame.f_code is _PASS
+        frame = frame.f_back
     return depth
 
 
