@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import sys
 from typing import Any
 
@@ -23,6 +22,7 @@ from harness import (
     cases,
     note,
     output_of,
+    quotient,
     results_folder,
     table,
 )
@@ -192,8 +192,7 @@ def report(rows: list[Row]) -> Report:
     head = ("network", "step", "peak", "moved in a step", "page faults", "ops as planned")
     page.sections = ["## Steps at half of the peak", "", *table(head, cells)]
     for eager, compiled in zip(rows[::2], rows[1::2], strict=True):
-        moved = eager["moved"]
-        ratio = compiled["moved"] / moved if moved else 1.0 if not compiled["moved"] else math.inf
+        ratio = quotient(compiled["moved"], eager["moved"])
         name = f"{eager['net']}: moved bytes, compiled / eager"
         page.results.append(Result(name, Spread.of([ratio]), "x", MOST))
     page.details = {"rows": rows}

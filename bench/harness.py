@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -205,6 +206,11 @@ def interleave(
             values[name].append(candidates[name]())
         advance(1)
     return values
+
+
+def quotient(value: float, base: float) -> float:
+    """Return `value / base`; 1 if both are 0, infinity if only `base` is."""
+    return value / base if base else math.inf if value else 1.0
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> Spread:

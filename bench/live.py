@@ -10,14 +10,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import Report, Result, Spread, add_outputs, cases, output_of, results_folder, table
+from harness import (
+    Report,
+    Result,
+    Spread,
+    add_outputs,
+    cases,
+    output_of,
+    quotient,
+    results_folder,
+    table,
+)
 from policies.other_workloads import volumes
 from policies.training import texts, training
 from policies.workloads import images, unet
@@ -166,7 +175,7 @@ def measure(programs: Sequence[str], shares: dict[str, float]) -> list[dict[str,
 def ratio(row: dict[str, Any]) -> float:
     """Return the bytes of both directions in a live step, over the replay's."""
     live, replayed = (row[side]["bytes_in"] + row[side]["bytes_out"] for side in ("live", "replay"))
-    return float(live / replayed) if replayed else 1.0 if live == 0 else float("inf")
+    return quotient(live, replayed)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -201,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report.details["rows"] = rows
     for share in {row["share"]: 0 for row in rows}:
         values = [ratio(row) for row in rows if row["share"] == share]
-        apart = max(max(value, 1 / value) if value else math.inf for value in values)
+        apart = max(max(value, quotient(1, value)) for value in values)
         report.results += [
             Result(f"bytes of live steps over those of replays, {share}", Spread.of(values), "x"),
             Result(f"the program that is most apart, {share}", Spread.of([apart]), "x", MOST_APART),

@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import importlib.util
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,17 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)  # not this folder: its modules are a package's
 
-from harness import Report, Result, Spread, add_outputs, cases, note, results_folder, table  # noqa: E402
+from harness import (  # noqa: E402
+    Report,
+    Result,
+    Spread,
+    add_outputs,
+    cases,
+    note,
+    quotient,
+    results_folder,
+    table,
+)
 
 from programs.libraries import LIBRARIES  # noqa: E402
 from programs.nets import NETS  # noqa: E402
@@ -260,8 +269,7 @@ def _worst(rows: list[Row], fraction: str, what: str) -> tuple[float, str] | Non
             and one["policy"] != "auto"
         ]
         if others and row[what] > 0:
-            least = min(others)
-            found.append((row[what] / least if least else math.inf, row["program"]))
+            found.append((quotient(row[what], min(others)), row["program"]))
     return max(found) if found else None
 
 
