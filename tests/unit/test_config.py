@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import umem
-from umem.base import trust
+from umem.base import host, trust
 from umem.base.units import GIB, MIB
 from umem.config import options
 from umem.config import settings as config
@@ -341,6 +341,27 @@ def test_budgets_that_cannot_be(tmp_path: Path, given: dict[str, Any], words: st
         resolve(tmp_path, **{"available": GIB, "threads": 2, **given})
     assert words in str(caught.value)
     assert "; allowed: " in str(caught.value)
+
+
+def test_a_budget_has_as_many_mappings_as_the_kernel_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a page fault would end the process in the middle of the training."""
+    monkeypatch.setattr(host, "total_memory", lambda: 256 * GIB)
+    monkeypatch.setattr(host, "max_mappings", lambda: 65530)
+    most = (65530 - 4096) // 3 * 2 * MIB
+    assert resolve(tmp_path, available=128 * GIB) == most
+    assert resolve(tmp_path, available=32 * GIB) == 16 * GIB
+    assert resolve(tmp_path, budget=most) == most
+    with pytest.raises(ConfigError) as caught:
+        resolve(tmp_path, budget="64GiB")
+    said = str(caught.value)
+    assert said.startswith("budget=: 64 GiB may need 102400 mappings of memory, and the kernel")
+    assert said.endswith("or more after sysctl -w vm.max_map_count=102400")
+    monkeypatch.setattr(host, "max_mappings", lambda: 102400)
+    assert resolve(tmp_path, budget="64GiB") == 64 * GIB
+    monkeypatch.setattr(host, "max_mappings", lambda: None)
+    assert resolve(tmp_path, available=256 * GIB) == 128 * GIB
 
 
 @pytest.mark.parametrize("option", ["disk", "torch_ext_cache", "trace"])

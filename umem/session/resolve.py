@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 PLANNED = "planned"  # the native policy that runs plans
 _SHARE_WITH_DISK = 0.8  # of the available memory: evicted bytes take none of it
+# The kernel's mappings that a page may need (docs/decisions/0001-frames-are-private-memory.md).
+_MAPPINGS_OF_A_PAGE = 3
+_MAPPINGS_OF_OTHERS = 4096  # libraries, and files that the program maps
 
 
 def device_kind(settings: Settings) -> str:
@@ -173,10 +176,11 @@ def soft_budget(settings: Settings, *, available: int | None, threads: int) -> i
 
     Raises:
         ConfigError: the budget is below the minimum, above the device or above this machine's
-            memory; a share of a device of unknown size; or `auto`, and `available` (bytes of free
-            memory) is unknown.
+            memory, or needs more mappings than the kernel allows; a share of a device of unknown
+            size; or `auto`, and `available` (bytes of free memory) is unknown.
     """
-    budget, size = settings.budget, settings.device.bytes
+    budget, size, mappings = settings.budget, settings.device.bytes, host.max_mappings()
+    most = None if mappings is None else _bytes_within(mappings)
     if budget.bytes is not None:
         count = budget.bytes
     elif budget.percent is not None:
@@ -190,6 +194,7 @@ def soft_budget(settings: Settings, *, available: int | None, threads: int) -> i
     elif available is not None:
         share = _SHARE_WITH_DISK if settings.disk is not None else 0.5
         count = int(available * share) // PAGE_BYTES * PAGE_BYTES
+        count = count if most is None else min(count, most)
     else:
         reason = "auto cannot find out how much memory is available"
         raise settings.refusal("budget", reason, "bytes as 8GiB")
@@ -205,7 +210,20 @@ def soft_budget(settings: Settings, *, available: int | None, threads: int) -> i
             f"{format_bytes(count)} is more than this machine's memory of {format_bytes(total)}"
         )
         raise settings.refusal("budget", reason, "less than the memory")
+    if most is not None and count > most:
+        needed = -(-count // PAGE_BYTES) * _MAPPINGS_OF_A_PAGE + _MAPPINGS_OF_OTHERS
+        raise settings.refusal(
+            "budget",
+            f"{format_bytes(count)} may need {needed} mappings of memory, and the kernel allows a "
+            f"process {mappings}",
+            f"up to {format_bytes(most)}, or more after sysctl -w vm.max_map_count={needed}",
+        )
     return count
+
+
+def _bytes_within(mappings: int) -> int:
+    """Return the largest budget of a software device for which so many mappings suffice."""
+    return max(mappings - _MAPPINGS_OF_OTHERS, 0) // _MAPPINGS_OF_A_PAGE * PAGE_BYTES
 
 
 def floor_bytes(threads: int) -> int:
