@@ -195,8 +195,8 @@ $(CUDA_VENV)/.installed: $(CUDA_VENV)/.dependencies $(SOFTCUDA)/.built $(WHEEL)/
 
 lint: lint-types lint-rules
 
-# Apart, for the second core: half of the time of all, where nothing is cached.
-lint-types: $(BUILT)
+# Half of the time of all, where nothing is cached; it reads sources alone, while others are built.
+lint-types: $(DEPENDENCIES)
 	$(BIN)/mypy umem tests bench tools examples
 
 lint-rules: $(BUILT)
@@ -251,10 +251,10 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# torch first and alone, so that its version is what TORCH says; then what tests build with.
-$(DEPENDENCIES): pyproject.toml | $(BIN)/python
+# torch first and alone, so that its version is what TORCH says.
+$(DEPENDENCIES): pyproject.toml tools/requirements.py | $(BIN)/python
 	$(PIP) $(INSTALL) $(TORCH)
-	$(PIP) $(INSTALL) 'cmake>=3.24' ninja
+	$(BIN)/python tools/requirements.py | $(PIP) $(INSTALL) -r /dev/stdin
 	touch $@
 
 $(BUILD_VENV)/.dependencies:
@@ -271,12 +271,10 @@ $(WHEEL)/.built: $(BUILD_VENV)/.dependencies $(SOURCES) tools/build_testing.py
 	$(BUILDING) $(BUILD_BIN)/python tools/build_testing.py --into $(WHEEL)
 	touch $@
 
-# First umem, also where this version is installed; then what it depends on, beside the compiler.
 $(INSTALLED): $(DEPENDENCIES) $(WHEEL)/.built
 	$(PIP) $(INSTALL) --force-reinstall --no-deps $(WHEEL)/*.whl
 	cp $(WHEEL)/_core_testing*.so "$$($(BIN)/python $(PLATLIB))"
-	$(PIP) $(INSTALL) "$$(echo $(WHEEL)/*.whl)[demo,dev]" & installing=$$!; \
-		$(BIN)/$(BUILD_EXTENSION); built=$$?; wait $$installing && exit $$built
+	$(BIN)/$(BUILD_EXTENSION)
 	touch $@
 
 # Stays up to date when only Python files change.
