@@ -18,10 +18,11 @@ from typing import Any
 import hypothesis
 import pytest
 
-# The hypothesis profile with more examples than each test asks for, and the marker of tests that
-# run with it only.
+# A hypothesis profile, and the marker of tests that run with it only.
 NIGHTLY = "nightly"
-NIGHTLY_TIMES = 3
+# Examples of a property, as a share of those that its test asks for, by profile. Without a profile
+# they are the same in every run: more of them would find nothing that the last run did not.
+EXAMPLES = {None: 0.5, "random": 1, NIGHTLY: 3}
 # A file of tests runs in one process: with the longest first, none is left for a single one to end.
 # Needs --no-loadscope-reorder: xdist puts files of few tests last, and the longest are among these.
 FIRST = (
@@ -66,8 +67,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _is_nightly(config):
-        _multiply_examples(items, NIGHTLY_TIMES)
+    _multiply_examples(items, EXAMPLES[config.getoption("--hypothesis-profile")])
     items.sort(key=lambda item: item.path.name not in FIRST)
     for item in items:
         gpu, cpu = (item.get_closest_marker(name) for name in ("gpu", "cpu"))
@@ -91,7 +91,7 @@ def nightly(pytestconfig: pytest.Config) -> bool:
     return _is_nightly(pytestconfig)
 
 
-def _multiply_examples(items: list[pytest.Item], times: int) -> None:
+def _multiply_examples(items: list[pytest.Item], share: float) -> None:
     # A profile is only the default: it does not reach tests with settings of their own. The name
     # is the one that hypothesis's plugin for pytest sets on items too. The cases of a parametrized
     # test share one function, and its methods' objects are new at each access.
@@ -103,8 +103,10 @@ def _multiply_examples(items: list[pytest.Item], times: int) -> None:
     function: Any
     for function in functions:
         asked = function._hypothesis_internal_use_settings
-        more = hypothesis.settings(asked, max_examples=times * asked.max_examples)
-        function._hypothesis_internal_use_settings = more
+        examples = max(round(share * asked.max_examples), 1)
+        function._hypothesis_internal_use_settings = hypothesis.settings(
+            asked, max_examples=examples
+        )
 
 
 @functools.cache  # and not before a test needs it: a started driver does not survive a fork

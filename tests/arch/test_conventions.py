@@ -37,19 +37,23 @@ def test_markers_are_checked(tmp_path: Path, marks: str, code: int, words: str) 
 
 
 @pytest.mark.parametrize("cases", [1, 3])
-def test_the_nightly_profile_multiplies_the_examples_that_each_test_asks_for(
+def test_a_profile_has_its_share_of_the_examples_that_each_test_asks_for(
     tmp_path: Path, cases: int
 ) -> None:
     """Once: the cases of a parametrized test share its settings, and ten of them ran for hours."""
     program = (
         "import pytest\nfrom hypothesis import given, settings, strategies\n\n"
         f"@pytest.mark.parametrize('case', range({cases}))\n"
-        "@settings(max_examples=7, database=None)\n@given(strategies.integers())\n"
+        "@settings(max_examples=8, database=None)\n@given(strategies.integers())\n"
         "def test_it(case, x): print('ran')\n"
     )
-    assert _run_tests(tmp_path, program, "-s").stdout.count("ran") == 7 * cases
-    nightly = _run_tests(tmp_path, program, "-s", "--hypothesis-profile=nightly")
-    assert nightly.stdout.count("ran") == 3 * 7 * cases
+    for arguments, examples in (
+        ([], 4),
+        (["--hypothesis-profile=random"], 8),
+        (["--hypothesis-profile=nightly"], 24),
+    ):
+        done = _run_tests(tmp_path, program, "-s", *arguments)
+        assert done.stdout.count("ran") == examples * cases
 
 
 def test_what_takes_too_long_for_ci_runs_with_the_nightly_profile_only(tmp_path: Path) -> None:

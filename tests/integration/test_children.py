@@ -77,9 +77,9 @@ def start(folder: Path, how: str, **options: str) -> str:
     "how",
     [
         "spawned",
-        "served",
+        pytest.param("served", marks=pytest.mark.nightly),
         pytest.param("compiling", marks=pytest.mark.nightly),
-        "executed",
+        pytest.param("executed", marks=pytest.mark.nightly),  # as in the next test
         "forked",
     ],
 )

@@ -283,7 +283,14 @@ assert stats.plan_hits > 0.95 * (stats.plan_hits + stats.plan_misses) > 0, stats
 """
 
 
-@pytest.mark.parametrize(("paged", "whole"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("paged", "whole"),
+    [
+        pytest.param(False, False, marks=pytest.mark.nightly),
+        (True, False),
+        pytest.param(False, True, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_compiled_optimizer_step_compiles_nothing_of_umem(paged: bool, whole: bool) -> None:
     head = f"PAGED, WHOLE = {paged}, {whole}"
     status, _, err = program.run(head + COMPILED_STEPS, SECONDS)

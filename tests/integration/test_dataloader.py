@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -25,14 +23,15 @@ def plain() -> str:
     return run(0, None)
 
 
-def cases() -> Iterator[tuple[int, str | None]]:
-    yield 0, None
-    yield 2, "fork"
-    yield 2, "spawn"
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize(("workers", "context"), list(cases()))
+@pytest.mark.parametrize(
+    ("workers", "context"),
+    [
+        (0, None),
+        (2, "fork"),
+        pytest.param(2, "spawn", marks=pytest.mark.nightly),  # as test_persistent_workers.py has
+    ],
+)
 @pytest.mark.parametrize("policy", [pytest.param("none", marks=pytest.mark.nightly), "lru"])
 def test_workers_never_see_or_cause_wrong_data(
     plain: str, workers: int, context: str | None, policy: str

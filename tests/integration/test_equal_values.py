@@ -70,7 +70,7 @@ EQUAL: list[int] = []
 _step = st.tuples(st.integers(0, len(MAKE) + len(CHANGE) - 1), st.integers(0, 5), st.integers(0, 5))
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 @given(st.lists(_step, min_size=2, max_size=14))
 def test_equal_numbers_mean_equal_bytes(steps: list[tuple[int, int, int]]) -> None:
     tensors = [torch.ones(4, 4), torch.ones(4, 4)]

@@ -23,7 +23,7 @@ def sweep(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("on_disk", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_no_failure_of_a_driver_call_loses_anything(on_disk: bool, tmp_path: Path) -> None:
     done = sweep("--per-entry", "2", **({"UMEM_DISK": str(tmp_path)} if on_disk else {}))
     assert done.stdout.endswith("lost 0, races 0\n"), done.stdout + done.stderr

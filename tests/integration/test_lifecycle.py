@@ -39,7 +39,7 @@ def on(policy="auto"):
 """
 
 
-@pytest.mark.parametrize("policy", ["lru", "auto"])
+@pytest.mark.parametrize("policy", ["lru", pytest.param("auto", marks=pytest.mark.nightly)])
 def test_a_storm_of_forks(policy: str) -> None:
     """Eight children at a time, some with children, concurrently with computing threads: none
     hangs.

@@ -116,7 +116,16 @@ def _plain_first() -> Iterator[None]:
 @pytest.mark.parametrize("release", [False, True])
 @pytest.mark.parametrize(
     ("name", "policy"),
-    [*itertools.product(MAKERS, ["lru", "auto"]), ("adam", "none"), ("momentum", "none")],
+    [
+        *itertools.product(MAKERS, ["lru"]),
+        ("adam", "auto"),
+        ("adam", "none"),
+        *(
+            pytest.param(name, "auto", marks=pytest.mark.nightly)
+            for name in MAKERS
+            if name != "adam"
+        ),
+    ],
 )
 def test_below_what_a_step_needs_the_bits_are_the_same(
     name: str, policy: str, release: bool

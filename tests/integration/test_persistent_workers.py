@@ -42,7 +42,9 @@ def run(workers: int, context: str | None) -> str:
     )
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "context", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.nightly)]
+)
 def test_persistent_workers(context: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

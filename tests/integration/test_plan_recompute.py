@@ -154,7 +154,9 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize("freed", [0.0, 0.3, 0.6, 1.0])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(it, marks=pytest.mark.nightly) for it in (1, 2))]
+)
 def test_a_plan_that_frees_some_values_runs_as_planned(
     traced: tuple[Recording, StepTrace], seed: int, freed: float
 ) -> None:

@@ -626,12 +626,12 @@ def test_an_exception_of_a_signal_handler_goes_on_and_leaves_nothing(nightly: bo
 
     lines = step()
     raised = 0
-    for limit in range(1, lines + 1, 1 if nightly else lines // 150):  # noqa: B007
+    for limit in range(1, lines + 1, 1 if nightly else lines // 50):  # noqa: B007
         # A thread takes along whatever interrupted cleanup leaves to it, such as a level of vmap.
         with ThreadPoolExecutor(1) as thread:
             raised += thread.submit(raises).result()
     assert saved_hooks._active == set()
-    assert raised > 100
+    assert raised > 33
 
 
 def test_parameters_may_be_swapped_between_steps() -> None:
@@ -740,7 +740,7 @@ PROGRAM = st.lists(st.sampled_from(sorted(STAGES)), min_size=1, max_size=5)
 
 
 @pytest.mark.filterwarnings("default")
-@settings(max_examples=50)
+@settings(max_examples=100)
 @given(PROGRAM, st.sampled_from(LIVE_MODES), st.sampled_from([False, False, False, True]))
 def test_random_programs_are_those_of_plain_torch(drawn: list[str], mode: str, on: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:

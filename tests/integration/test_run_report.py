@@ -67,7 +67,12 @@ def test_a_run_ends_with_a_page_of_its_last_step(tmp_path: Path) -> None:
         pytest.param(
             "sys.exit(7)", 7, "the program ended with exit code 7", marks=pytest.mark.nightly
         ),
-        ("raise ValueError('spoilt')", 1, "the program ended with exit code 1"),
+        pytest.param(
+            "raise ValueError('spoilt')",
+            1,
+            "the program ended with exit code 1",
+            marks=pytest.mark.nightly,
+        ),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "the program ended with SIGKILL"),
     ],
 )

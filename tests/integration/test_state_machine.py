@@ -32,9 +32,9 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_no_byte_is_lost_whatever_is_called(nightly: bool) -> None:
-    """10,000 operations at most, always the same; every night 200,000 others."""
+    """5,000 operations at most, always the same; every night 200,000 others."""
     chosen = settings(
-        max_examples=4_000 if nightly else 100, stateful_step_count=50, derandomize=not nightly,
+        max_examples=4_000 if nightly else 50, stateful_step_count=50, derandomize=not nightly,
         database=None, suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     run_state_machine_as_test(OnTheSoftwareDevice, settings=chosen)

@@ -30,7 +30,7 @@ COURSE = trial.Course(batch=1)  # what a batch computes takes no part in what is
         pytest.param("all_gather", 127, 2, marks=pytest.mark.nightly),
         pytest.param("ddp", 151, 2, marks=pytest.mark.nightly),
         pytest.param("fsdp1", 125, 2, marks=pytest.mark.nightly),
-        ("fsdp2", 110, 2),
+        pytest.param("fsdp2", 110, 2, marks=pytest.mark.nightly),
     ],
 )
 def test_bits_are_equal_and_plans_hold(name: str, peak_mib: int, share: int) -> None:

@@ -40,7 +40,8 @@ value = st.integers(0, 255)
 
 def pattern(size: int, byte: int) -> np.ndarray[Any, Any]:
     """Bytes that differ from page to page."""
-    return (np.arange(size) // 4096 * 7 + byte).astype(np.uint8)
+    pages = (np.arange(-(-size // 4096)) * 7 + byte).astype(np.uint8)
+    return np.repeat(pages, 4096)[:size]
 
 
 @dataclass(eq=False)

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from support import forkserver
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
@@ -83,8 +84,15 @@ def test_autoload_without_torch_warns_once_and_goes_on(tmp_path: Path) -> None:
 def test_a_bad_option_is_one_warning_and_torch_works(
     tmp_path: Path, name: str, value: str, words: str
 ) -> None:
-    code = "import torch, umem; print(float(torch.ones(3).sum()), umem.is_enabled())"
-    done = python(code, tmp_path, **{"UMEM": "1", name: value})
+    code = """
+import os, sys
+os.environ["UMEM"] = "1"
+os.environ[sys.argv[1]] = sys.argv[2]
+import torch, umem
+torch._import_device_backends()  # as at the end of `import torch`
+print(float(torch.ones(3).sum()), umem.is_enabled())
+"""
+    done = forkserver.run(["-c", code, name, value], folder=tmp_path)
     assert done.stdout == "3.0 False\n"
     lines = [line for line in done.stderr.splitlines() if "umem" in line]
     assert len(lines) == 1

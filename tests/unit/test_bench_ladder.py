@@ -28,6 +28,7 @@ def row(rung: str, card: int, peak: float, ratio: float | None) -> dict[str, Any
     }  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_each_rung_is_recorded_and_planned(ladder: Any) -> None:
     rungs = [ladder.LADDER[0], *ladder.LADDER[-2:]]
     rows = [row for rung in rungs for row in ladder.measured(rung, ladder.SMALL, [1])]

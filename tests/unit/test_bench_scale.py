@@ -19,6 +19,7 @@ def scale(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield imported("scale")
 
 
+@pytest.mark.nightly
 def test_more_ranks_have_smaller_shards_and_a_line_each(scale: Any) -> None:
     (case,) = scale.SMALL
     rows = [scale.measured(case, ranks, budget=48 << 20) for ranks in (2, 8)]
