@@ -68,7 +68,7 @@ CpuAllocator& ours() {
   return *allocator;
 }
 
-std::mutex g_mutex;
+std::mutex g_allocator_mutex;
 
 }  // namespace
 
@@ -77,7 +77,7 @@ bool allocator_installed() {
 }
 
 void install_allocator() {
-  std::lock_guard guard(g_mutex);
+  std::lock_guard guard(g_allocator_mutex);
   if (allocator_installed()) return;
   g_previous.store(c10::GetCPUAllocator(), std::memory_order_release);
   c10::SetCPUAllocator(&ours());
@@ -87,7 +87,7 @@ void install_allocator() {
 }
 
 void remove_allocator() {
-  std::lock_guard guard(g_mutex);
+  std::lock_guard guard(g_allocator_mutex);
   if (allocator_installed()) c10::SetCPUAllocator(g_previous.load());
 }
 

@@ -19,12 +19,12 @@ namespace py = pybind11;
 namespace umem::torch_ext {
 namespace {
 
-constexpr std::size_t kMaxNames = 8192;  // programs may invent names
+constexpr std::size_t kMaxKernels = 8192;  // programs may invent names
 
 // Never destroyed: traces and plans keep the name. With the GIL held.
 const OpInfo& info_of(const std::string& name) {
   static auto* known = new std::unordered_map<std::string, OpInfo>;
-  const bool full = known->size() >= kMaxNames && !known->contains(name);
+  const bool full = known->size() >= kMaxKernels && !known->contains(name);
   const auto [found, made] = known->try_emplace(full ? "other" : name);
   OpInfo& info = found->second;
   if (made) {

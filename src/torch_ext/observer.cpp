@@ -340,7 +340,7 @@ void await_kernel_inputs(std::span<const KernelArgument> arguments) {
 }
 
 std::atomic<bool> g_observing{false};
-std::mutex g_mutex;
+std::mutex g_observer_mutex;
 at::CallbackHandle g_handle = at::INVALID_CALLBACK_HANDLE;
 
 at::CallbackHandle add_callback() {
@@ -356,7 +356,7 @@ at::CallbackHandle add_callback() {
 // child the lock would belong to a thread that does not exist. An empty list is copied without
 // allocating, so the observer leaves the list during a fork. Ops that begin meanwhile are not seen.
 void prepare_fork() {
-  g_mutex.lock();
+  g_observer_mutex.lock();
   lock_names_for_fork();
   if (g_handle != at::INVALID_CALLBACK_HANDLE) at::removeCallback(g_handle);
 }
@@ -377,7 +377,7 @@ const int g_registered = pthread_atfork(&wait_for_torch_lock, nullptr, nullptr);
 
 void end_fork() {
   if (g_handle != at::INVALID_CALLBACK_HANDLE) g_handle = add_callback();
-  g_mutex.unlock();
+  g_observer_mutex.unlock();
 }
 
 void end_fork_in_parent() {
@@ -431,7 +431,7 @@ void end_kernel(std::unique_ptr<OpRecord> record) {
 }
 
 void install_observer() {
-  std::lock_guard guard(g_mutex);
+  std::lock_guard guard(g_observer_mutex);
   if (g_handle != at::INVALID_CALLBACK_HANDLE) return;
   register_fork_handlers();
   g_steps.reset();
@@ -440,7 +440,7 @@ void install_observer() {
 }
 
 void remove_observer() {
-  std::lock_guard guard(g_mutex);
+  std::lock_guard guard(g_observer_mutex);
   if (g_handle == at::INVALID_CALLBACK_HANDLE) return;
   at::removeCallback(g_handle);
   g_handle = at::INVALID_CALLBACK_HANDLE;

@@ -23,7 +23,7 @@ using residency::kEvaluate;
 using residency::kOptimizerStep;
 
 // Programs may invent names (record_function("step 17")); the table must not grow with them.
-constexpr std::size_t kMaxNames = 8192;
+constexpr std::size_t kMaxOps = 8192;
 
 constexpr std::string_view kFactories[] = {
     "aten::empty",     "aten::empty_strided",     "aten::empty_like",
@@ -192,7 +192,7 @@ const OpInfo& OpInfoCache::find(const at::RecordFunction& fn) {
   if (!info) {
     auto made = std::make_unique<OpInfo>(describe(fn, name));
     std::unique_lock lock(table.mutex);
-    if (table.infos.size() >= kMaxNames) {
+    if (table.infos.size() >= kMaxOps) {
       overflow_ = *made;
       return overflow_;
     }

@@ -12,7 +12,7 @@
 namespace umem::torch_ext {
 namespace {
 
-std::mutex g_mutex;
+std::mutex g_cuda_mutex;
 bool g_was_installed = false;
 
 // torch keeps the allocator twice: for CUDA, and by device type for torch.accelerator. There it
@@ -43,7 +43,7 @@ bool is_installed() {
 
 // Returns true if it was not installed.
 bool install() {
-  std::lock_guard guard(g_mutex);
+  std::lock_guard guard(g_cuda_mutex);
   if (is_installed()) return false;
   caching::CUDAAllocator* present = caching::get();
   check_replaceable(*present);
@@ -75,7 +75,7 @@ void install_cuda_allocator() {
 }
 
 void remove_cuda_allocator() {
-  std::lock_guard guard(g_mutex);
+  std::lock_guard guard(g_cuda_mutex);
   // It has to see the end of a capture. With umem off, torch's own allocator serves through it.
   if (runtime::any_captures()) return;
   if (is_installed()) set_allocator(CudaAllocator::instance().native());

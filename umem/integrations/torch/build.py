@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NAME = "_torch_ext"
 LIBRARY = "libumem.so"
 SECONDS = 20  # approximate duration of a build, for the progress line
-SECONDS_CUDA = 60
+SECONDS_CUDA = 30
 _COMPILERS = ("c++", "g++", "clang++")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 _CUDART_VERSION = re.compile(r"^#define CUDART_VERSION\s+(\d+)", re.MULTILINE)
@@ -108,9 +108,13 @@ def find_or_build(
                     f"building the torch extension for torch {torch_version} "
                     f"(once, ~{SECONDS_CUDA if with_cuda else SECONDS} s) ..."
                 )
-                parts = len(_units(source_dir, with_cuda)) + 1  # and the link
+                jobs = _default_jobs()
+                parts = len(_batches(source_dir, with_cuda, jobs)) + 1  # and the link
                 with progress("compiling", parts) as advance:
-                    build(cache, package_dirs=dirs, sources=source_dir, cxx=cxx, advance=advance)
+                    build(
+                        cache, package_dirs=dirs, sources=source_dir, cxx=cxx, jobs=jobs,
+                        advance=advance,
+                    )  # fmt: skip
     except OSError as error:
         raise _not_supported(
             f"the cache directory {cache} for the torch extension cannot be used ({error}); "
@@ -148,9 +152,9 @@ def build(
 
     The file appears there complete or not at all, and ends in a digest of its contents, which
     reveals later damage. On a compile error the whole log is written next to it. `jobs` is the
-    number of concurrent compilers; None: as many as the machine has cores and memory for. `advance`
-    is called with 1 for each compiled file, from its thread, and for the link. The other arguments,
-    and the errors, are those of `find_or_build`.
+    number of concurrent compilers, among which the files are divided; None: as many as the machine
+    has cores and memory for. `advance` is called with 1 at the end of each, from its thread, and
+    for the link. The other arguments, and the errors, are those of `find_or_build`.
 
     Raises:
         OSError: `out_dir` cannot be written.
@@ -163,7 +167,7 @@ def build(
     with_cuda = cuda_problem() is None
     target = out_dir / _file_name(key(source_dir, with_cuda))
     log_path = target.with_suffix(".log")
-    units = _units(source_dir, with_cuda)
+    batches = _batches(source_dir, with_cuda, jobs or _default_jobs())
 
     def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         done = _run(command)
@@ -171,13 +175,13 @@ def build(
         return done
 
     with tempfile.TemporaryDirectory(dir=out_dir, prefix="build-") as work:
-        objects = [Path(work) / f"{i}.o" for i in range(len(units))]
-        compile_base = [*compiler, *compile_flags(source_dir, with_cuda), "-c"]
+        objects = [Path(work) / f"{i}.o" for i in range(len(batches))]
+        compile_base = [*compiler, *compile_flags(source_dir, with_cuda)]
         commands = [
-            [*compile_base, str(unit), "-o", str(obj)]
-            for unit, obj in zip(units, objects, strict=True)
+            [*compile_base, *compiled_together(batch), "-o", str(obj)]
+            for batch, obj in zip(batches, objects, strict=True)
         ]
-        with ThreadPoolExecutor(max_workers=jobs or _default_jobs()) as pool:
+        with ThreadPoolExecutor(max_workers=len(batches)) as pool:
             _check(list(pool.map(run, commands)), Path(work), log_path)
         linked = Path(work) / target.name
         link = [*compiler, "-shared", *map(str, objects), *_link_flags(library_dir, with_cuda)]
@@ -352,6 +356,19 @@ def _units(sources: Path, with_cuda: bool) -> list[Path]:
     folder = sources / "torch_ext"
     cuda = (folder / "cuda").glob("*.cpp") if with_cuda else ()
     return sorted([*folder.glob("*.cpp"), *cuda])
+
+
+def _batches(sources: Path, with_cuda: bool, jobs: int) -> list[list[Path]]:
+    """Divide the units among so many compilers; most of their time goes into torch's headers."""
+    units = _units(sources, with_cuda)
+    each = -(-len(units) // jobs)
+    return [units[i : i + each] for i in range(0, len(units), each)]
+
+
+def compiled_together(units: Sequence[Path]) -> list[str]:
+    """Return a compiler's arguments that compile the files as one unit."""
+    included = [word for unit in units for word in ("-include", str(unit))]
+    return [*included, "-c", "-x", "c++", os.devnull]
 
 
 def _file_name(build_key: str) -> str:
