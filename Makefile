@@ -254,7 +254,8 @@ $(BIN)/python:
 # torch first and alone, so that its version is what TORCH says.
 $(DEPENDENCIES): pyproject.toml tools/requirements.py | $(BIN)/python
 	$(PIP) $(INSTALL) $(TORCH)
-	$(BIN)/python tools/requirements.py | $(PIP) $(INSTALL) -r /dev/stdin
+	$(BIN)/python tools/requirements.py > $(VENV)/requirements.txt
+	$(PIP) $(INSTALL) -r $(VENV)/requirements.txt
 	touch $@
 
 $(BUILD_VENV)/.dependencies:

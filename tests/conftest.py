@@ -18,11 +18,12 @@ from typing import Any
 import hypothesis
 import pytest
 
-# A hypothesis profile, and the marker of tests that run with it only.
+CI = "umem"  # the usual hypothesis profile
+# Another one, and the marker of tests that run with it only.
 NIGHTLY = "nightly"
-# Examples of a property, as a share of those that its test asks for, by profile. Without a profile
-# they are the same in every run: more of them would find nothing that the last run did not.
-EXAMPLES = {None: 0.5, "random": 1, NIGHTLY: 3}
+# Examples of a property, as a share of those that its test asks for. CI's are the same in every
+# run: more of them would find nothing that the last run did not.
+EXAMPLES = {CI: 0.5, NIGHTLY: 3}
 # A file of tests runs in one process: with the longest first, none is left for a single one to end.
 # Needs --no-loadscope-reorder: xdist puts files of few tests last, and the longest are among these.
 FIRST = (
@@ -33,9 +34,9 @@ FIRST = (
 # No test has a limit of time: machines are busy, and the first example may import or compile. A
 # merge request meets the same examples in every run, and other profiles look for new ones: whoever
 # changed something else is not the one to find them.
-for _profile in ("umem", "random", NIGHTLY):
-    hypothesis.settings.register_profile(_profile, deadline=None, derandomize=_profile == "umem")
-hypothesis.settings.load_profile("umem")
+for _profile in (CI, "random", NIGHTLY):
+    hypothesis.settings.register_profile(_profile, deadline=None, derandomize=_profile == CI)
+hypothesis.settings.load_profile(CI)
 # Seconds by test, for tools/affected_tests.py; survives in pytest's cache.
 DURATIONS = "umem/durations"
 _durations: dict[str, float] = {}
@@ -67,7 +68,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _multiply_examples(items, EXAMPLES[config.getoption("--hypothesis-profile")])
+    _multiply_examples(items, EXAMPLES.get(config.getoption("--hypothesis-profile") or CI, 1))
     items.sort(key=lambda item: item.path.name not in FIRST)
     for item in items:
         gpu, cpu = (item.get_closest_marker(name) for name in ("gpu", "cpu"))
