@@ -203,7 +203,7 @@ def _add_optimizers(session: Session) -> None:
     from .offload.optimizer.automatic import Automatic
 
     automatic = Automatic(share)
-    session.at_end(lambda: automatic.remove(give_back=not session.leaving))
+    session.at_end(lambda: automatic.remove(give_back=not session.leaving), automatic.check)
 
 
 def __getattr__(name: str) -> object:

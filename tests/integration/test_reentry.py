@@ -454,6 +454,34 @@ def test_any_function_may_be_called_at_any_line(name: str, nightly: bool, caplog
     assert "raised" not in caplog.text  # such as a policy that failed
 
 
+def test_umem_stays_on_where_an_optimizer_of_the_option_updates() -> None:
+    umem.disable()
+    expected, _ = plain()
+    counter, refused = AtLine(None, 0), 0
+    with umem.enable(device="soft", budget="48MiB", policy="lru", optimizer="host"):
+        assert Training(None).run(counter) == expected
+    for number in range(1, counter.count, counter.count // 40):
+        umem.enable(device="soft", budget="48MiB", policy="lru", optimizer="host")
+        said: list[str] = []
+
+        def off(said: list[str] = said) -> None:
+            try:
+                umem.disable()
+            except StateError as error:
+                said.append(str(error))
+
+        training, within = Training(None), AtLine(off, number)
+        assert training.run(within) == expected, within.where
+        assert umem.is_enabled() == bool(said), within.where
+        if said:
+            assert said[0].startswith("umem.disable() was called in the middle of an operation")
+            states = [t for s in training.optimizer.state.values() for t in s.values()]
+            assert not any(core.owns(t.data_ptr()) for t in states if t.numel() > 1), within.where
+            umem.disable()
+            refused += 1
+    assert refused > 0
+
+
 @pytest.mark.parametrize("steps", range(3))
 def test_nothing_is_recorded_once_umem_is_off(steps: int, monkeypatch: Any) -> None:
     """Turned off by a handler within the end of a step, which then goes on."""

@@ -51,6 +51,7 @@ class Session:
         self.planner: StepPlanner | None = None  # runs at the end of each step
         self.leaving = False  # the process ends
         self._parts = contextlib.ExitStack()
+        self._checks: list[Callable[[], None]] = []
         self._routed = contextlib.ExitStack()
 
     def __repr__(self) -> str:
@@ -77,9 +78,19 @@ class Session:
         if _current is self:
             disable()
 
-    def at_end(self, remove: Callable[[], None]) -> None:
-        """Call `remove` when the session ends, before the parts that were added earlier."""
+    def at_end(self, remove: Callable[[], None], check: Callable[[], None] | None = None) -> None:
+        """Call `remove` when the session ends, before the parts that were added earlier.
+
+        `check` raises a StateError where `remove` cannot run, before anything has changed.
+        """
         self._parts.callback(remove)
+        if check is not None:
+            self._checks.append(check)
+
+    def check_end(self) -> None:
+        """Raise a StateError if a part cannot be removed now."""
+        for check in self._checks:
+            check()
 
     def begin(self, policy: Policy | None) -> None:
         """Start the parts that the settings request; `policy` makes the plans."""
@@ -165,7 +176,8 @@ def disable() -> None:
 
     Raises:
         StateError: called inside an operator or a dispatch mode, or on another thread than
-            `enable`, with the Python observer.
+            `enable`, with the Python observer; or, with the option `optimizer`, while an optimizer
+            updates. umem stays on.
     """
     global _current, _last
     with _lock:
@@ -175,6 +187,7 @@ def disable() -> None:
         from ..base.native import core
         from ..integrations import blocks
 
+        session.check_end()
         core.bring_awaited()  # while umem still sees all operators
         try:
             _border(session.attached.device, session.settings.allocator).detach()

@@ -37,10 +37,22 @@ class Automatic:
         """Remove the hook, and restore the optimizers; `give_back`: return states to the device."""
         self._handle.remove()
         with contextlib.ExitStack() as stack:  # all, even if one raises
-            for known in list(self._seen.values()):
-                if known is not None and (paged := known()) is not None:
-                    stack.callback(paged.remove, give_back=give_back)
+            for paged in self._paged():
+                stack.callback(paged.remove, give_back=give_back)
         self._seen.clear()
+
+    def check(self) -> None:
+        """Refuse to turn umem off in the middle of a step.
+
+        Raises:
+            StateError: an optimizer updates.
+        """
+        for paged in self._paged():
+            paged.check_remove("umem.disable()")
+
+    def _paged(self) -> list[PagedOptimizer]:
+        known = [each() for each in list(self._seen.values()) if each is not None]
+        return [paged for paged in known if paged is not None]
 
     def _steps(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():

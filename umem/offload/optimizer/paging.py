@@ -131,8 +131,7 @@ class PagedOptimizer(OfOptimizer):
         if not self._handles or self._reference() is None:
             self._forget()
             return
-        self._check("remove()")
-        self._turn.await_steps("remove()", own=int(self._automatic))
+        self.check_remove("remove()")
         with self._turn.take("remove()"):
             host = self._host
             try:
@@ -142,6 +141,16 @@ class PagedOptimizer(OfOptimizer):
                 if host is not None and give_back:
                     host.give_back(self._updated_on_host())
                 self._forget()
+
+    def check_remove(self, what: str) -> None:
+        """Refuse the call `what`, which removes it, in the middle of a step.
+
+        Raises:
+            StateError: this thread is in one, or another thread remains in one.
+        """
+        if self._handles and self._reference() is not None:
+            self._check(what)
+            self._turn.await_steps(what, own=int(self._automatic))
 
     def _forget(self) -> None:
         """Remove the hooks."""
