@@ -23,10 +23,11 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from umem import cli  # noqa: E402
 from umem.base import device_profiles, nodes  # noqa: E402
-from umem.capture import autocast, cuda_calls, program, script  # noqa: E402
+from umem.capture import autocast, cuda_calls, program, roofline, script  # noqa: E402
 from umem.capture.gpu import Gpu, gpu_of  # noqa: E402
 from umem.capture.tracer import Tracer  # noqa: E402
 from umem.errors import PlanError  # noqa: E402
+from umem.trace.step_builder import last_step  # noqa: E402
 
 HALF = torch.bfloat16
 INDEX = torch.long
@@ -201,6 +202,95 @@ def test_checkpoints_recompute_in_the_same_types(reentrant: bool, device: str | 
     assert set(found) == {torch.float32}
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(_ctx: Any, *slopes: Any) -> Any:
+        return slopes[0] * 2 + torch.zeros(64, device="cuda") + torch.ones(64).cuda()
+
+
+CALLED_BACK: dict[str, Callable[[Any], Any]] = {
+    "reentrant": lambda x: checkpoint(in_a_checkpoint, x, use_reentrant=True),
+    "checkpoint": lambda x: checkpoint(in_a_checkpoint, x, use_reentrant=False),
+    "function": Doubled.apply,
+}
+
+
+def in_a_checkpoint(x: Any) -> Any:
+    return (x + torch.arange(64, device="cuda")).sigmoid()
+
+
+@pytest.mark.parametrize("way", CALLED_BACK)
+def test_what_torch_calls_back_makes_is_on_the_device(way: str) -> None:
+    def make() -> Any:
+        net = nn.Linear(64, 64).cuda()
+        x = torch.ones(8, 64, device="cuda")
+        return net, lambda: CALLED_BACK[way](net(x)).sum().backward()
+
+    recording = program.trace(make)
+    names = [op.name for op, _ in recording.last_step()]
+    assert names.count("aten::arange") == (0 if way == "function" else 2)
+    adds = [op for op, _ in recording.last_step() if op.name == "aten::add"]
+    assert len(adds) == 2
+    assert not any(recording.blocks[block].on_host for op in adds for block in op.reads)
+
+
+def peak_bytes(make: Callable[[], Any]) -> int:
+    events = program.trace(make).device_events(roofline.clock(nodes.find_device("a100-pcie4")))
+    return last_step(events).peak_bytes
+
+
+def test_what_is_saved_on_the_host_is_not_on_the_device() -> None:
+    def make(keep: Callable[[], Any]) -> Any:
+        net = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(6))).cuda()
+        x = torch.ones(512, 512, device="cuda")
+
+        def step() -> None:
+            with keep():
+                y = net(x)
+            y.sum().backward()
+
+        return net, step
+
+    plain, saved = (
+        peak_bytes(partial(make, keep))
+        for keep in (contextlib.nullcontext, torch.autograd.graph.save_on_cpu)
+    )
+    assert saved < plain
+
+
+def test_loaded_states_of_an_optimizer_are_on_the_device() -> None:
+    def make() -> Any:
+        nets = [nn.Linear(256, 256, bias=False) for _ in range(2)]
+        first, other = (torch.optim.Adam(net.parameters()) for net in nets)
+        nets[0](torch.ones(4, 256)).sum().backward()
+        first.step()
+        nets[1].cuda()
+        other.load_state_dict(first.state_dict())
+        x = torch.ones(4, 256, device="cuda")
+        return nets[1], other, x, lambda model, batch: model(batch).sum()
+
+    blocks = program.trace(make).blocks.values()
+    states = [b.on_host for b in blocks if b.tag == "optimizer" and b.bytes == 256 * 256 * 4]
+    assert states == [False, False]
+
+
+def test_a_sparse_matrix_may_be_moved() -> None:
+    def make() -> Any:
+        net = nn.Linear(16, 16).cuda()
+        places, values = torch.tensor([[0, 1], [1, 0]]), torch.ones(2)
+        edges = torch.sparse_coo_tensor(places, values, (64, 64), check_invariants=False).cuda()
+        x = torch.ones(64, 16, device="cuda")
+        return net, lambda: torch.sparse.mm(edges, net(x)).sum().backward()
+
+    recording = program.trace(make)
+    slope = next(op for op, _ in recording.last_step() if op.name == "aten::mm")
+    assert not any(recording.blocks[block].on_host for block in slope.reads)
+
+
 def attention(explicit: bool) -> Callable[[], Any]:
     def make() -> Any:
         net = nn.Linear(64, 192, bias=False).cuda()
@@ -238,6 +328,8 @@ MOVES: dict[str, Callable[[nn.Module], object]] = {
     "to": lambda net: net.to("cuda"),
     "bfloat16": lambda net: net.bfloat16(),
     "both": lambda net: net.to("cuda", torch.half),
+    "number": lambda net: net.to(0),
+    "current": lambda net: net.to(torch.cuda.current_device()),
 }
 
 
@@ -262,7 +354,10 @@ def test_an_optimizer_made_before_a_move_updates_the_moved_parameters(move: str)
     assert all(held)  # whoever has the parameter has the moved one
 
 
-@pytest.mark.parametrize("back", [lambda net: net.cpu(), lambda net: net.to("cpu")])
+@pytest.mark.parametrize(
+    "back",
+    [lambda net: net.cpu(), lambda net: net.to("cpu"), lambda net: net.to("cpu", torch.float32)],
+)
 def test_a_module_that_moves_back_leaves_the_device(back: Callable[[nn.Module], object]) -> None:
     def make() -> Any:
         net = nn.Linear(256, 256, bias=False).cuda()

@@ -396,6 +396,19 @@ def test_checkpoints_are_switched_on_by_the_models_own_library(
     assert calls == [given]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, for calls that peft makes
+def test_layers_that_transformers_never_quantizes_stay_whole() -> None:
+    """T5 casts the input of `wo` to the type of its weight."""
+    pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    model = transformers.T5ForConditionalGeneration(config)
+    adapted = training._with_adapters(model, training.Setup("qlora", targets=("q",)))
+    kinds = {name.rpartition(".")[2]: type(part) for name, part in adapted.named_modules()}
+    assert kinds["wo"] is nn.Linear
+    assert kinds["wi"] is nf4.NF4Linear
+
+
 def test_a_layer_of_transformers_has_its_weight_transposed() -> None:
     class Conv1D(nn.Module):
         def __init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from torch.optim import optimizer as optimizers  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import umem  # noqa: E402
+from umem import cli  # noqa: E402
 from umem.base.native import core  # noqa: E402
 from umem.capture import flops, program, script  # noqa: E402
 from umem.capture.recording import OpCost, Recording  # noqa: E402
@@ -438,7 +440,7 @@ def test_entries(tmp_path: Path) -> None:
     (tmp_path / "progs_c.py").write_text("\nraise ValueError('no')\n")
     (tmp_path / "email").mkdir()
     (tmp_path / "email" / "mine.py").write_text(
-        "import beside\ndef f():\n    return beside.VALUE\n"
+        "def f():\n    import beside\n    return beside.VALUE\n"
     )
     (tmp_path / "email" / "beside.py").write_text("VALUE = 5\n")
     assert program.find("progs_a:make_step", tmp_path)() == 3
@@ -786,6 +788,42 @@ def test_a_program_can_be_simulated_without_its_trace_in_a_file() -> None:
     assert found.compute_us > 0
     result = umem.simulate(_buffered, "lru", budget="100%")
     assert result.stall_us == 0
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_simulation_leaves_a_living_model_alone(known: bool) -> None:
+    net, x = nn.Linear(8, 8), torch.ones(4, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def step() -> None:
+        net(x).sum().backward()
+        optimizer.step()
+
+    made = (net, optimizer, x, lambda model, batch: model(batch).sum()) if known else step
+    with pytest.raises(PlanError, match="make the model and the optimizer inside of the function"):
+        umem.simulate(lambda: made, budget="100%")
+    assert optimizer.state == {}
+    assert net.weight.grad is None
+    assert not net.weight._post_accumulate_grad_hooks
+
+
+def test_a_program_may_import_late_and_change_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "late_width.py").write_text("WIDTH = 64\n")
+    (tmp_path / "late.py").write_text(
+        "import sys, torch\n"
+        "folder = sys.path.pop(0)\n"
+        "def make():\n"
+        "    sys.path.insert(0, folder)\n"
+        "    from late_width import WIDTH\n"
+        "    net = torch.nn.Linear(WIDTH, WIDTH)\n"
+        "    return net, lambda: net(torch.ones(8, WIDTH)).sum().backward()\n"
+    )
+    before = sys.path[:]
+    assert cli.main(["plan", "late.py:make", "--policy", "lru", "--budget", "100%"]) == 0
+    assert sys.path == before
 
 
 def _nested(path: Path, *inner: str) -> Recording:

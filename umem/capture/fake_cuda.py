@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.amp import autocast_mode
 from torch.nn import functional
 from torch.optim import optimizer as optimizers
+from torch.overrides import _get_current_function_mode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -33,6 +34,8 @@ _Tensor = torch.Tensor
 _attention: Any = functional.scaled_dot_product_attention
 _dropped: Any = torch.dropout
 _normed: Any = torch.rms_norm
+_autograd: Any = torch.autograd
+_SavedHooks: Any = torch.autograd.graph.saved_tensors_hooks
 # A list's parts take an eighth of the budget in a session: here, of a quarter of the lists.
 _PARTS, _LEAST_PART = 32, 16 << 20
 # Functions that read data without an op, or need a plain tensor; all others call one.
@@ -75,6 +78,9 @@ def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
         (functional, "scaled_dot_product_attention", ways.attention),
         (torch._VF, "dropout", _dropout),
         (torch, "rms_norm", ways.rms_norm),
+        # Nor do those of the program that torch calls back.
+        (_autograd, "_engine_run_backward", ways.seen(_autograd._engine_run_backward)),
+        (_SavedHooks, "__init__", _seeing(_SavedHooks.__init__, ways)),
         (nn.Module, "_apply", module_moves.apply()),
         (nn.Module, "to", _to_host_first(nn.Module.to)),
         (torch, "save", ways.save),
@@ -118,15 +124,35 @@ def _in_parts(groups: Groups) -> Groups:
 
 
 def _to_host_first(move: Any) -> Callable[..., Any]:
-    """Return a `Module.to` for "cpu", of which torch makes the device of all tensors here."""
+    """Return a `Module.to` that knows "cpu" and a GPU's number; torch makes devices of both."""
 
     def to(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         place = kwargs.get("device", args[0] if args else None)
+        if isinstance(place, int) and not isinstance(place, bool):
+            return move(module, *_with_device(args, kwargs, f"cuda:{place}"), **kwargs)
         if isinstance(place, str) and not is_cuda(place):
             module.cpu()
+            return move(module, *_with_device(args, kwargs, None), **kwargs)
         return move(module, *args, **kwargs)
 
     return to
+
+
+def _with_device(
+    args: tuple[Any, ...], kwargs: dict[str, Any], device: str | None
+) -> tuple[Any, ...]:
+    """Replace the device in the arguments of a `to`; those with names are changed themselves."""
+    if "device" in kwargs:
+        kwargs["device"] = device
+        return args
+    return (device, *args[1:])
+
+
+def _seeing(init: Any, ways: _LikeCuda) -> Callable[..., None]:
+    def seeing(hooks: Any, pack: Any, unpack: Any) -> None:
+        init(hooks, ways.seen(pack), ways.seen(unpack))
+
+    return seeing
 
 
 def _uncompiled(model: Any = None, **_options: Any) -> Any:
@@ -169,6 +195,16 @@ class _LikeCuda(FunctionMode):
         with self._scope.tracer.on_device():
             return func(*args, **named)
 
+    def seen(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function whose own calls are seen, where torch has left the mode."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            inside = contextlib.nullcontext() if _get_current_function_mode() is self else self
+            with inside:
+                return function(*args, **kwargs)
+
+        return called
+
     def _cuda(self, tensor: _Tensor, *_args: Any, **_kwargs: Any) -> _Tensor:
         self._scope.asked_for_cuda = True
         return self._moved(tensor, on_host=False)
@@ -182,7 +218,9 @@ class _LikeCuda(FunctionMode):
             moved = self._cuda(tensor)
         elif isinstance(place, str):
             moved = self._cpu(tensor)
-        else:  # a dtype, another tensor, or its `device`
+        else:  # a dtype, another tensor, or its `device`, which is the CPU's in any case
+            if isinstance(place, torch.device) and self._scope.asked_for_cuda:
+                tensor = self._moved(tensor, on_host=False)
             return tensor.to(*args, **kwargs)
         rest = args if "device" in kwargs else args[1:]
         kwargs = {key: value for key, value in kwargs.items() if key != "device"}
@@ -190,6 +228,11 @@ class _LikeCuda(FunctionMode):
 
     def _moved(self, tensor: _Tensor, on_host: bool) -> _Tensor:
         """Return a copy on the other side; the tensor itself if it is there already."""
+        if tensor.layout is torch.sparse_coo:
+            return torch.sparse_coo_tensor(
+                self._moved(tensor._indices(), on_host), self._moved(tensor._values(), on_host),
+                tensor.shape, is_coalesced=tensor.is_coalesced(), check_invariants=False,
+            )  # fmt: skip
         tracer = self._scope.tracer
         block = tracer.recording.blocks[tracer.block(tensor)]
         if block.on_host == on_host:

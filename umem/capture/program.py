@@ -35,7 +35,8 @@ STEPS = 2  # the first makes the optimizer's states; the second is the one that 
 def find(text: str, directory: Path) -> Callable[[], object]:
     """Return the function named by `pkg.mod:name` or `file.py:name`.
 
-    Modules are searched in `directory` first, and files are relative to it.
+    Modules are searched in `directory` first, and files are relative to it. The folder stays on
+    `sys.path`, for imports inside of the function.
 
     Raises:
         ConfigError: the name has another form, or there is no such function.
@@ -79,6 +80,8 @@ def trace(
     recorder: Tracer | None = None,
     whole_lists: bool = False,
     device: DeviceProfile | None = None,
+    *,
+    apart: bool = False,
 ) -> Recording:
     """Set up and run a program on fake tensors.
 
@@ -89,6 +92,7 @@ def trace(
         recorder: replaces the plain Tracer, to record more than memory.
         whole_lists: ops on lists work on all tensors at once, as without umem.
         device: what the program is told about its GPU is that of this profile.
+        apart: refuse parameters that exist outside of the program, which the steps would change.
 
     Raises:
         PlanError: the program reads data, which fake tensors lack, or does not work on them; the
@@ -96,6 +100,7 @@ def trace(
     """
     lists = grouping.whole() if whole_lists else contextlib.nullcontext()
     with recording(recorder, device) as tracer, lists:
+        tracer.scope.apart = apart
         step = tracer.begin(lambda: program(make, tracer.scope))
         for _ in range(steps):
             with explained("a step"):
@@ -187,7 +192,7 @@ def _training(
 
 def _import(name: str, text: str, directory: Path) -> Any:
     file = directory / name if name.endswith(".py") else None
-    # A script's own folder is searched first, as Python does.
+    # A script's own folder is searched first, as Python does, also by what runs later.
     place = str(directory if file is None else file.parent)
     sys.path.insert(0, place)
     try:
@@ -209,8 +214,6 @@ def _import(name: str, text: str, directory: Path) -> Any:
         raise PlanError(
             f"{where or name}: importing {name} raised {type(error).__name__}: {_first_line(error)}"
         ) from error
-    finally:
-        sys.path.remove(place)
 
 
 @contextlib.contextmanager

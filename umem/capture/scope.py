@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as modules
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -18,6 +19,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..errors import PlanError
 from ..trace.ids import BlockId
 from . import op_semantics
 from .gpu import Gpu
@@ -60,6 +62,7 @@ class Scope(contextlib.ExitStack):
         super().__init__()
         self.tracer = tracer
         self.gpu = Gpu()  # what the program is told about it
+        self.apart = False  # the program makes all of its parameters itself
         self.asked_for_cuda = False  # the program itself moves things to the device
         self.default_cuda = False  # it makes them there, unless it names another place
         self._running: list[str] = []
@@ -163,11 +166,19 @@ class Scope(contextlib.ExitStack):
     def _parameter(self, _module: object, _name: str, parameter: object) -> None:
         if not isinstance(parameter, torch.Tensor):
             return
+        self._check_apart(parameter)
         self.tracer.tag(parameter, "param")
         if parameter not in self._parameters and parameter.requires_grad and parameter.is_leaf:
             self._parameters[parameter] = True
             hooked: Any = parameter
             hooked.register_post_accumulate_grad_hook(self._tag_gradient)
+
+    def _check_apart(self, parameter: torch.Tensor) -> None:
+        if self.apart and not isinstance(parameter, FakeTensor):
+            raise PlanError(
+                "the program trains a model that exists already, and its optimizer's states would "
+                "lose their values; make the model and the optimizer inside of the function"
+            )
 
     def _buffer(self, _module: object, _name: str, buffer: object) -> None:
         if isinstance(buffer, torch.Tensor):
@@ -186,6 +197,7 @@ class Scope(contextlib.ExitStack):
         self._stepping.append(id(optimizer))
         for group in optimizer.param_groups:
             for parameter in group["params"]:
+                self._check_apart(parameter)
                 self.tracer.tag(parameter, "param")
                 self._tag_gradient(parameter)
 

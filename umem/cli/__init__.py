@@ -107,6 +107,7 @@ def _answer_alone() -> Iterator[None]:
 
 def _run(given: list[str] | None, until_end: contextlib.ExitStack) -> int:
     argv = sys.argv[1:] if given is None else given
+    until_end.callback(sys.path.__setitem__, slice(None), sys.path[:])  # a program's folder leaves
     named = [argv[0]] if argv and argv[0] in COMMANDS else list(COMMANDS)
     commands = {name: _load(name) for name in named}
     parser = _parser(commands)

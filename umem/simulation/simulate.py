@@ -81,7 +81,7 @@ def recorded_step(source: Source, device: DeviceProfile | str) -> StepTrace:
     from ..trace.step_builder import last_step
 
     profile = nodes.find_device(device) if isinstance(device, str) else device
-    recording = program.trace(source, device=profile)
+    recording = program.trace(source, device=profile, apart=True)
     return last_step(recording.device_events(roofline.clock(profile)))
 
 

@@ -193,8 +193,10 @@ def _with_adapters(model: nn.Module, how: Setup) -> Any:
                 f"{did_you_mean(target, known)}; allowed: {ALL_LINEAR}, {', '.join(known)}"
             )
     if how.train == "qlora":
+        whole = {*(getattr(model, "_keep_in_fp32_modules", None) or ())}  # as transformers has it
         for name in layers:
-            quantize(model, name)
+            if whole.isdisjoint(name.split(".")):
+                quantize(model, name)
     return _peft().get_peft_model(
         model, _peft().LoraConfig(r=how.rank, lora_alpha=2 * how.rank, target_modules=wanted)
     )
