@@ -245,6 +245,19 @@ def fixed():
     for layer in net[:2]:
         layer.weight.requires_grad_(False)
     return made(net)
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.a, self.b = (nn.Parameter(torch.ones(64, 64), requires_grad=False) for _ in "ab")
+
+    def forward(self, x):
+        first, second = torch.zeros(64, 64), torch.zeros(64, 64)
+        return self.layer(x) @ (self.a * first) + x @ (self.b * second)
+
+def masked():
+    return made(Masked())
 """
 
 
@@ -294,6 +307,13 @@ def test_a_late_tensor_says_what_the_peak_would_be_without_it(more: str, lint: L
     line = 1 + MORE.splitlines().index("        logits = net(x)")
     words = rf"^late +{more}\.py:{line}: .*; 2 MiB, 2 MiB less at the peak"
     assert re.search(words, out, re.MULTILINE), out
+
+
+def test_fixed_parameters_of_equal_values_are_found_beside_other_duplicates(lint: Lint) -> None:
+    out = lint("masked", "--values")
+    found = re.findall(r"^duplicate .*", out, re.MULTILINE)
+    assert len(found) > 1, out
+    assert sum("Masked.a, Masked.b" in line for line in found) == 1, out
 
 
 def test_what_cannot_be_told_without_values_is_a_note(lint: Lint) -> None:

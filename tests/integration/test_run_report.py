@@ -35,6 +35,7 @@ def start(folder: Path, end: str, *options: str) -> subprocess.Popen[str]:
         [sys.executable, "-m", "umem", "run", "--device", "soft", "--policy", "lru", *options,
          "--report", "r.html", "train.py"],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,  # without a terminal
         env={key: value for key, value in os.environ.items() if not key.startswith("UMEM")},
     )  # fmt: skip
 
@@ -89,9 +90,11 @@ def test_a_program_that_fails_keeps_its_exit_code_and_has_its_page(
     assert 64 << 20 < data["budget"] < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_signal_reaches_the_program(tmp_path: Path) -> None:
-    end = """
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_reaches_the_program(name: str, tmp_path: Path) -> None:
+    """Also Ctrl-C's, where no terminal sends it to both."""
+    end = f"""
+signal.signal(signal.{name}, lambda *_: sys.exit(5))
 print("waiting", flush=True)
 signal.pause()
 """
@@ -101,7 +104,7 @@ signal.pause()
         if line == "waiting\n":
             break
     time.sleep(0.1)
-    run.send_signal(signal.SIGTERM)
+    run.send_signal(signal.Signals[name])
     _, err = run.communicate(timeout=60)
     assert run.returncode == 5, err
     assert (tmp_path / "r.html").exists()

@@ -90,6 +90,8 @@ def test_a_bad_budget_in_the_environment_is_one_line(tmp_path: Path) -> None:
         (("plan", "train.py"), "'train.py' is a script; write umem plan --script train.py"),
         (("lint", "a/train.py"), "write umem lint --script a/train.py"),
         (("estimate", "train.py"), "write umem estimate --script train.py"),
+        (("report", "."), "umem report: . is a folder; allowed: a trace"),
+        (("run", "--report", "/proc/r.html", "-m", "this"), "the trace cannot be written there"),
     ],
 )
 def test_bad_command_lines_are_one_line(tmp_path: Path, args: tuple[str, ...], words: str) -> None:
@@ -237,6 +239,33 @@ def test_a_program_that_the_system_refuses_is_one_line(
     assert printed.out == ""
     assert printed.err.startswith(f"umem run: {program}: cannot be executed: {reason}; ")
     assert printed.err.count("\n") == 1
+
+
+STARTED = """#!/bin/sh
+grep -h SigIgn /proc/$$/status
+ls /proc/$$/fd
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--report", "r.html")])
+def test_a_program_has_the_signals_and_descriptors_that_it_was_given(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Those of a shell: Python ignores two signals, and would close what `<(...)` opens."""
+    script = tmp_path / "train"
+    script.write_text(STARTED)
+    script.chmod(0o755)
+    found = []
+    for command in ([str(script)], [sys.executable, "-m", "umem", "run", *options, str(script)]):
+        with Path(os.devnull).open() as other:
+            done = subprocess.run(
+                command, cwd=tmp_path, capture_output=True, text=True, check=False,
+                pass_fds=[other.fileno()], timeout=60,
+            )  # fmt: skip
+        ignored, *descriptors = done.stdout.split()[1:]
+        # The C library keeps two of the real-time ones to itself.
+        found.append((int(ignored, 16) & (1 << signal.SIGRTMIN - 3) - 1, descriptors))
+    assert found[1] == found[0]
 
 
 def test_a_folder_is_a_program_with_a_main_module_only(tmp_path: Path, started: list[str]) -> None:

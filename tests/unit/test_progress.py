@@ -13,6 +13,7 @@ from support.synthetic import training, write
 from support.terminal import Shown, on_a_terminal
 
 from umem.base.progress import over, progress
+from umem.trace.convert import convert
 from umem.trace.reader import read
 
 PROGRAM = """
@@ -131,6 +132,17 @@ def test_a_pipe_that_is_read_has_no_progress(tmp_path: Path) -> None:
         assert sum(1 for _ in read(path, advance=counted.append)[1]) == 10_000
         written.result()
     assert counted == []
+
+
+def test_a_pipe_may_be_converted(tmp_path: Path) -> None:
+    path, target = tmp_path / "t.jsonl", tmp_path / "t.json"
+    os.mkfifo(path)
+    lines = ['{"kind":"umem-trace","v":1,"device":"","source":"a test","note":""}', '{"e":"step"}']
+    with ThreadPoolExecutor() as pool:
+        written = pool.submit(path.write_text, "".join(f"{line}\n" for line in lines))
+        convert(path, target)
+        written.result()
+    assert "traceEvents" in target.read_text()
 
 
 def test_elsewhere_nothing_is_shown(capfd: pytest.CaptureFixture[str]) -> None:

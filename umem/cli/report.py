@@ -183,5 +183,7 @@ def of_trace(
 
 
 def _beside(trace: Path) -> Path:
+    if not trace.name:
+        raise ConfigError(f"{trace} is a folder; allowed: a trace, such as t.jsonl")
     name = trace.name.removesuffix(".gz").removesuffix(".jsonl")
     return trace.with_name(f"{name}.html")

@@ -7,9 +7,12 @@ and child processes inherit the options.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..config import settings
@@ -78,9 +81,21 @@ def main(args: argparse.Namespace) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     if report is None:
-        with run_report.starting(command):
+        with run_report.starting(command), _signals_that_python_ignores():
             os.execvpe(command[0], command, environment)
     return run_report.run(command, environment, report, given, program)
+
+
+@contextlib.contextmanager
+def _signals_that_python_ignores() -> Iterator[None]:
+    """Give the program their defaults, as `subprocess` does; a shell cannot do that itself."""
+    before = {number: signal.signal(number, signal.SIG_DFL)
+              for number in (signal.SIGPIPE, signal.SIGXFSZ)}  # fmt: skip
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def misplaced(program: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from ..base.paths import can_hold
 from ..base.units import format_bytes
 from ..config import settings
 from ..errors import ConfigError, UmemError
@@ -56,10 +58,9 @@ def run(
         program: the program as it was typed, which is the page's title.
 
     Raises:
-        ConfigError: the system cannot execute the command.
+        ConfigError: the system cannot execute the command, or the trace cannot be written.
     """
-    # Not in the directory for temporary files, which may be in RAM.
-    with tempfile.TemporaryDirectory(prefix=".umem-report-", dir=page.parent) as folder:
+    with _folder_for(page) as folder:
         trace = Path(folder, "trace.jsonl.gz")
         recorded = {"UMEM_TRACE": str(trace.absolute()), settings.TRACE_MOST: str(_MOST)}
         code = _program(command, {**environment, **recorded})
@@ -77,6 +78,18 @@ def run(
         of = f" of the last step in the first {format_bytes(_MOST)} of the trace"
     print(f"umem run: report{of}: {page}", file=sys.stderr)
     return _exit_code(code)
+
+
+def _folder_for(page: Path) -> tempfile.TemporaryDirectory[str]:
+    """Make the trace's folder: beside the page, as that for temporary files may be in RAM."""
+    place = page.parent if can_hold(page.parent) else None
+    try:
+        return tempfile.TemporaryDirectory(prefix=".umem-report-", dir=place)
+    except OSError as error:
+        raise ConfigError(
+            f"--report {page}: the trace cannot be written there: {error.strerror}; name another "
+            "folder"
+        ) from None
 
 
 def _signal(number: int) -> str:
@@ -111,7 +124,8 @@ def _exit_code(code: int) -> int:
 def _program(command: Sequence[str], environment: dict[str, str]) -> int:
     """Run the program as a child that receives this process's signals; return its exit code."""
     with starting(command):
-        child = subprocess.Popen(command, env=environment)
+        # Descriptors from outside, such as that of a shell's `<(...)`, are the program's.
+        child = subprocess.Popen(command, env=environment, close_fds=False)
     with child, _handed_on(child):
         return child.wait()
 
@@ -119,14 +133,31 @@ def _program(command: Sequence[str], environment: dict[str, str]) -> int:
 @contextlib.contextmanager
 def _handed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
     """Forward signals to the child. A terminal sends Ctrl-C to both: the child decides."""
-    before = {number: signal.signal(number, lambda got, _: child.send_signal(got))
-              for number in _FORWARDED}  # fmt: skip
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def hand_on(number: int, _frame: object) -> None:
+        if number != signal.SIGINT or not _is_of_a_terminal():
+            child.send_signal(number)
+
+    before = {number: signal.signal(number, hand_on) for number in (*_FORWARDED, signal.SIGINT)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_of_a_terminal() -> bool:
+    """Return whether a terminal sends its signals to this process."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def _write(page: Path, trace: Path, program: Sequence[str], given: Mapping[str, str]) -> None:

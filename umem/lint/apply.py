@@ -22,7 +22,7 @@ from torch.utils import _pytree
 from ..capture import program
 from ..errors import ConfigError, PlanError
 from . import inplace
-from .findings import Finding, LintReport, ordered
+from .findings import Finding, LintReport, ordered, some_of
 
 _STEPS = 2  # in each run that is compared
 _SEED = 1
@@ -90,7 +90,7 @@ def equal_buffers(model: nn.Module, constants: Mapping[str, str]) -> list[Findin
                     bytes=sizes[names[0]] * (len(names) - 1),
                     peak_bytes=None,
                     line=constants[names[0]],
-                    what=f"{len(names)} tensors of equal values: {', '.join(names)}",
+                    what=f"{len(names)} tensors of equal values: {some_of(names)}",
                     fix="create it once and share it",
                     modules=tuple(names) if buffers else (),
                     safe=buffers,
@@ -144,8 +144,8 @@ def with_values(make: Callable[[], object], report: LintReport) -> LintReport:
     kept = [f for f in report.findings if f.kind != "duplicate" or not told >= {*f.modules}
             or not f.modules]  # fmt: skip
     # Known already, together with tensors outside of the model.
-    whole = [{*f.modules} for f in kept if f.kind == "duplicate"]
-    found = [f for f in found if not any(names >= {*f.modules} for names in whole)]
+    known = [f for f in kept if f.kind == "duplicate"]
+    found = [f for f in found if not any(_includes(each, f) for each in known)]
     remarks = [remark for remark in report.remarks if remark != report.unsure]
     if report.unsure and (others := len(report.constants) - len(inside)):
         remarks.append(
@@ -153,6 +153,13 @@ def with_values(make: Callable[[], object], report: LintReport) -> LintReport:
             "function returned; their values were not compared"
         )
     return replace(report, findings=ordered([*kept, *found]), remarks=remarks)
+
+
+def _includes(known: Finding, other: Finding) -> bool:
+    """Return whether one duplicate is of all tensors of the other."""
+    if not other.modules:  # of fixed parameters, which are named in the text alone
+        return known.what == other.what
+    return {*known.modules} >= {*other.modules}
 
 
 def model_of(made: object) -> nn.Module:

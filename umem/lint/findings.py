@@ -226,9 +226,9 @@ def _duplicate(watched: Watched, blocks: list[BlockId], paths: list[str]) -> Fin
     lines = list(dict.fromkeys(watched.lines[block] for block in blocks))
     what = f"{len(blocks)} tensors of equal values"
     if paths:
-        what += f": {_some(paths)}"
+        what += f": {some_of(paths)}"
     elif len(lines) > 1:
-        what += f", also made at {_some(lines[1:])}"
+        what += f", also made at {some_of(lines[1:])}"
     of_buffers = len({watched.held[path].block for path in buffers}) == len(blocks)
     # One tensor replaces all: views of other places or shapes remain, and those of a first step.
     views = {(watched.held[path].kind, watched.held[path].place) for path in paths}
@@ -348,7 +348,7 @@ def _without_gradient(watched: Watched) -> Iterator[Finding]:
             bytes=sum(watched.held[name].bytes for name in names),
             peak_bytes=None,
             line=watched.lines[watched.held[names[0]].block],
-            what=f"{'parameter' if one else 'parameters'} {_some(names)} {verb[0]} "
+            what=f"{'parameter' if one else 'parameters'} {some_of(names)} {verb[0]} "
             + (f"read, yet never {verb[1]} a gradient" if used else "never read"),
             fix="requires_grad_(False) if it is meant to be fixed, else leave it out",
         )
@@ -363,6 +363,6 @@ def _count(tensors: int) -> str:
     return f"{tensors} tensors" if tensors > 1 else "a tensor"
 
 
-def _some(names: list[str]) -> str:
+def some_of(names: list[str]) -> str:
     shown = ", ".join(names[:4])
     return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

@@ -105,11 +105,13 @@ def merge(
 
 
 def _open(source: Path, gpu: int | None, partial: bool) -> tuple[Header, Iterator[Event]]:
-    try:
-        with source.open("rb") as file:
-            pickled = file.read(1) == torch_snapshot.PICKLE
-    except (OSError, ValueError) as error:
-        raise TraceError(f"{source}: {getattr(error, 'strerror', error)}") from None
+    pickled = False
+    if os.path.isfile(source):  # a pipe is read once, as a trace
+        try:
+            with source.open("rb") as file:
+                pickled = file.read(1) == torch_snapshot.PICKLE
+        except OSError as error:
+            raise TraceError(f"{source}: {error.strerror}") from None
     if pickled:
         return torch_snapshot.read(source, gpu)
     if gpu is not None:
