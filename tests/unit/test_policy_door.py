@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "of_a_test.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_a_folder_that_is_searched_already_keeps_its_place(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = [str(place), *sys.path]
+    monkeypatch.setattr(sys, "path", [*searched])
+    registry.make("of_a_test:Class")
+    assert sys.path == searched
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from importlib import import_module, metadata
@@ -151,11 +152,14 @@ def _at(place: str) -> object:
 def _imported(module: str) -> object:
     """Import the module; look in the working directory last."""
     folder = str(Path.cwd())
+    if folder in sys.path:
+        return import_module(module)
     sys.path.append(folder)
     try:
         return import_module(module)
     finally:
-        sys.path.remove(folder)
+        with contextlib.suppress(ValueError):  # the module may have changed the list
+            sys.path.remove(folder)
 
 
 def _as_policy(given: object, origin: str) -> Policy:
