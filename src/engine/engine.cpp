@@ -384,13 +384,14 @@ bool Engine::use_on_host(RangeId id) {
     const Status usable = transfers_.make_usable(id, managed::Where::kHost);
     state_.count_error(usable);
     if (!usable.ok()) return false;
-    state_.ledger.set_used_away(id);
   } else if (!moves_.fits_on_host(id)) {
     return false;
   }
-  if (!zero_copy_.use(id)) return false;
-  if (state_.ledger.at(id).state == State::kVoid) state_.ledger.set_state(id, State::kHost);
-  return true;
+  const bool noted = zero_copy_.use(id);
+  if (noted && state_.ledger.at(id).state == State::kVoid)
+    state_.ledger.set_state(id, State::kHost);
+  if (state_.mapped()) state_.ledger.set_used_away(id);  // last: a change of state ends it
+  return noted;
 }
 
 void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream, bool inner) {
@@ -429,7 +430,8 @@ void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream,
 void Engine::outermost_ended(RangeId id, std::uint64_t born) {
   Ledger& ledger = state_.ledger;
   if (!ledger.live(id) || ledger.at(id).born != born) return;
-  if (!workspaces_.may_be(ledger, id, ledger.at(id).family)) ledger.end_fresh(id);
+  // The kernel that has just been launched may write what an inner operator has made.
+  if (!workspaces_.may_be(ledger, id, ledger.at(id).family)) ledger.touch(id);
 }
 
 std::size_t Engine::shortage(std::size_t bytes) const {

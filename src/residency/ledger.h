@@ -116,7 +116,6 @@ class Ledger {
   }
   void remove(RangeId id);
   void set_fresh(RangeId id) { units_[id].fresh = true; }
-  void end_fresh(RangeId id) { units_[id].fresh = false; }
   void set_used_away(RangeId id) { units_[id].used_away = true; }
   void set_state(RangeId id, State state);
   void set_tag(RangeId id, Tag tag, Family family);

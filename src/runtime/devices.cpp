@@ -186,6 +186,8 @@ static Result<std::unique_ptr<Device>> make_device(State& s, const driver::Place
   auto made = std::make_unique<Device>(s.driver, s.ranges, place, *s.managed,
                                        *policy::find(options.policy), &release_cached);
   made->ballast = std::move(ballast);
+  // A replay has figures instead, also of budgets that it only tries.
+  made->warned_above_budget = made->warned_thrashing = options.timed;
   UMEM_RETURN_IF_ERROR(note_memory(s, *made));
   Status opened = made->engine.open(limits_of(s, options, ordinal));
   if (opened.ok() && made->frees_on_thread()) opened = made->freer.open();

@@ -33,7 +33,7 @@ residency::Ledger both_here() {
   for (residency::RangeId id : {kA, kB}) {
     ledger.add(id, kBytes, false, residency::Tag::kParam, residency::Family::kNone);
     ledger.set_state(id, residency::State::kDevice);
-    ledger.end_fresh(id);
+    ledger.touch(id);
   }
   return ledger;
 }

@@ -119,6 +119,13 @@ def test_more_than_any_host_has() -> None:
     assert figures["peak_resident_bytes"] <= 139 << 30
 
 
+def test_an_op_above_the_budget_is_in_the_figures_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    made = options(16 * MIB, policy="lru")
+    figures = play(persistent(32 * MIB), made)
+    assert figures["faults"] > 0
+    assert capfd.readouterr().err == ""
+
+
 def test_exhausted_addresses_are_an_out_of_memory_error() -> None:
     with pytest.raises(OutOfMemoryError, match="asked for"):
         play(persistent(1 << 46), options(32 * MIB))
