@@ -278,6 +278,58 @@ def test_loaded_states_of_an_optimizer_are_on_the_device() -> None:
     assert states == [False, False]
 
 
+def test_loaded_states_of_parameters_on_the_host_stay_there() -> None:
+    def make() -> Any:
+        net, x = nn.Linear(256, 256, bias=False), torch.ones(4, 256)
+        first, other = (torch.optim.Adam(net.parameters()) for _ in range(2))
+        net(x).sum().backward()
+        first.step()
+        other.load_state_dict(first.state_dict())
+        other_place = torch.ones(8, device="cuda")
+        return net, lambda: (net(x).sum().backward(), other.step(), other_place)
+
+    blocks = program.trace(make).blocks.values()
+    assert all(block.on_host for block in blocks if block.bytes == 256 * 256 * 4)
+
+
+def test_the_device_of_a_tensor_that_vmap_or_grad_wraps() -> None:
+    def make() -> Any:
+        net = nn.Linear(16, 16).cuda()
+        x = torch.ones(8, 16, device="cuda")
+
+        def loss(row: Any) -> Any:
+            return (row * 2).to(x.device).sum()
+
+        def step() -> None:
+            (torch.vmap(loss)(net(x)) + torch.func.grad(loss)(x)[:, 0]).sum().backward()
+
+        return net, step
+
+    assert program.trace(make).steps == program.STEPS
+
+
+def test_hooks_of_saved_tensors_have_names() -> None:
+    packed = []
+
+    def pack(x: Any) -> Any:
+        packed.append(x.cpu())
+        return packed[-1]
+
+    def make() -> Any:
+        net, x = nn.Linear(16, 16).cuda(), torch.ones(8, 16, device="cuda")
+
+        def step() -> None:
+            names = torch.autograd.graph.saved_tensors_hooks
+            with names(pack_hook=pack, unpack_hook=lambda x: x.cuda()):
+                y = net(x).sigmoid()
+            y.sum().backward()
+
+        return net, step
+
+    program.trace(make)
+    assert packed
+
+
 def test_a_sparse_matrix_may_be_moved() -> None:
     def make() -> Any:
         net = nn.Linear(16, 16).cuda()
@@ -352,6 +404,36 @@ def test_an_optimizer_made_before_a_move_updates_the_moved_parameters(move: str)
     before, after = (bytes_of_results(partial(make, first)) for first in (True, False))
     assert before == after
     assert all(held)  # whoever has the parameter has the moved one
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_a_parameter_of_parts_exists_where_they_do(fake: bool) -> None:
+    def weight() -> Any:
+        return nn.Parameter(TwoTensor(torch.ones(8, 8), torch.ones(8, 8)))
+
+    outside = weight()
+
+    def make() -> Any:
+        net = nn.Linear(8, 8)
+        net.weight = weight() if fake else outside
+        return net, lambda: net(torch.ones(4, 8)).sum().backward()
+
+    refused = pytest.raises(PlanError, match="exists already")
+    with contextlib.nullcontext() if fake else refused:
+        program.trace(make, apart=True)
+
+
+def test_a_module_may_be_moved_to_meta() -> None:
+    found = []
+
+    def make() -> Any:
+        net = nn.Linear(16, 16)
+        other = nn.Linear(8, 8).to("meta")
+        found.append(other.weight.device.type)
+        return net, lambda: net(torch.ones(8, 16)).sum().backward()
+
+    program.trace(make)
+    assert found == ["meta"]
 
 
 @pytest.mark.parametrize(

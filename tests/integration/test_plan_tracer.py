@@ -807,6 +807,21 @@ def test_a_simulation_leaves_a_living_model_alone(known: bool) -> None:
     assert not net.weight._post_accumulate_grad_hooks
 
 
+def test_a_simulation_may_use_what_exists_and_does_not_change() -> None:
+    teacher, mask = nn.Linear(8, 8).requires_grad_(False), torch.ones(8)
+
+    def make() -> Any:
+        net = nn.Linear(8, 8)
+        net.register_buffer("mask", mask)
+
+        def loss(model: Any, batch: Any) -> Any:
+            return ((model(batch) - teacher(batch)) * model.mask).sum()
+
+        return net, torch.optim.SGD(net.parameters(), lr=0.1), torch.ones(4, 8), loss
+
+    assert umem.simulate(make, budget="100%").stall_us == 0
+
+
 def test_a_program_may_import_late_and_change_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch._VF
 import torch.utils._foreach_utils
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.amp import autocast_mode
 from torch.nn import functional
@@ -35,6 +36,7 @@ _attention: Any = functional.scaled_dot_product_attention
 _dropped: Any = torch.dropout
 _normed: Any = torch.rms_norm
 _autograd: Any = torch.autograd
+_Optimizer, _LOADED = torch.optim.Optimizer, "_process_value_according_to_param_policy"
 _SavedHooks: Any = torch.autograd.graph.saved_tensors_hooks
 # A list's parts take an eighth of the budget in a session: here, of a quarter of the lists.
 _PARTS, _LEAST_PART = 32, 16 << 20
@@ -80,6 +82,7 @@ def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
         (torch, "rms_norm", ways.rms_norm),
         # Nor do those of the program that torch calls back.
         (_autograd, "_engine_run_backward", ways.seen(_autograd._engine_run_backward)),
+        (_Optimizer, _LOADED, ways.loaded(getattr(_Optimizer, _LOADED))),
         (_SavedHooks, "__init__", _seeing(_SavedHooks.__init__, ways)),
         (nn.Module, "_apply", module_moves.apply()),
         (nn.Module, "to", _to_host_first(nn.Module.to)),
@@ -130,7 +133,7 @@ def _to_host_first(move: Any) -> Callable[..., Any]:
         place = kwargs.get("device", args[0] if args else None)
         if isinstance(place, int) and not isinstance(place, bool):
             return move(module, *_with_device(args, kwargs, f"cuda:{place}"), **kwargs)
-        if isinstance(place, str) and not is_cuda(place):
+        if isinstance(place, str) and place.partition(":")[0] == "cpu":
             module.cpu()
             return move(module, *_with_device(args, kwargs, None), **kwargs)
         return move(module, *args, **kwargs)
@@ -149,8 +152,8 @@ def _with_device(
 
 
 def _seeing(init: Any, ways: _LikeCuda) -> Callable[..., None]:
-    def seeing(hooks: Any, pack: Any, unpack: Any) -> None:
-        init(hooks, ways.seen(pack), ways.seen(unpack))
+    def seeing(hooks: Any, pack_hook: Any, unpack_hook: Any) -> None:
+        init(hooks, ways.seen(pack_hook), ways.seen(unpack_hook))
 
     return seeing
 
@@ -166,6 +169,7 @@ class _LikeCuda(FunctionMode):
     def __init__(self, scope: Scope) -> None:
         super().__init__()
         self._scope = scope
+        self._to_host = False  # where a tensor's `device` is
         self._ways: dict[Any, Callable[..., Any]] = {
             _dropped: _dropout,
             _attention: self.attention,
@@ -220,7 +224,7 @@ class _LikeCuda(FunctionMode):
             moved = self._cpu(tensor)
         else:  # a dtype, another tensor, or its `device`, which is the CPU's in any case
             if isinstance(place, torch.device) and self._scope.asked_for_cuda:
-                tensor = self._moved(tensor, on_host=False)
+                tensor = self._moved(tensor, on_host=self._to_host)
             return tensor.to(*args, **kwargs)
         rest = args if "device" in kwargs else args[1:]
         kwargs = {key: value for key, value in kwargs.items() if key != "device"}
@@ -228,11 +232,10 @@ class _LikeCuda(FunctionMode):
 
     def _moved(self, tensor: _Tensor, on_host: bool) -> _Tensor:
         """Return a copy on the other side; the tensor itself if it is there already."""
+        if is_functorch_wrapped_tensor(tensor):
+            return tensor
         if tensor.layout is torch.sparse_coo:
-            return torch.sparse_coo_tensor(
-                self._moved(tensor._indices(), on_host), self._moved(tensor._values(), on_host),
-                tensor.shape, is_coalesced=tensor.is_coalesced(), check_invariants=False,
-            )  # fmt: skip
+            return self._sparse_moved(tensor, on_host)
         tracer = self._scope.tracer
         block = tracer.recording.blocks[tracer.block(tensor)]
         if block.on_host == on_host:
@@ -241,6 +244,30 @@ class _LikeCuda(FunctionMode):
         tracer.on_host(copy, on_host)
         tracer.tag(copy, block.tag)
         return copy
+
+    def _sparse_moved(self, tensor: _Tensor, on_host: bool) -> _Tensor:
+        before = tensor._indices(), tensor._values()
+        places, values = (self._moved(part, on_host) for part in before)
+        if tensor.requires_grad or (places is before[0] and values is before[1]):
+            return tensor  # its parts have no gradients
+        return torch.sparse_coo_tensor(
+            places, values, tensor.shape, is_coalesced=tensor.is_coalesced(),
+            check_invariants=False,
+        )  # fmt: skip
+
+    def loaded(self, process: Any) -> Any:
+        """Return the function that takes an optimizer's loaded state: to its parameter's side."""
+
+        def processed(parameter: _Tensor, *args: Any, **kwargs: Any) -> Any:
+            tracer = self._scope.tracer
+            before = self._to_host
+            self._to_host = tracer.recording.blocks[tracer.block(parameter)].on_host
+            try:
+                return process(parameter, *args, **kwargs)
+            finally:
+                self._to_host = before
+
+        return staticmethod(processed)
 
     def attention(self, *args: Any, **kwargs: Any) -> _Tensor:
         """Run a kernel that writes no scores: kernels of GPUs apply dropout and masks inside."""

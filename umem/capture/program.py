@@ -194,7 +194,8 @@ def _import(name: str, text: str, directory: Path) -> Any:
     file = directory / name if name.endswith(".py") else None
     # A script's own folder is searched first, as Python does, also by what runs later.
     place = str(directory if file is None else file.parent)
-    sys.path.insert(0, place)
+    if sys.path[:1] != [place]:
+        sys.path.insert(0, place)
     try:
         with _without_arguments():
             # Code that is compiled at import time is planned uncompiled.

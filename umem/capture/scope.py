@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..base.wrappers import inner_tensors, is_wrapper
 from ..errors import PlanError
 from ..trace.ids import BlockId
 from . import op_semantics
@@ -166,15 +167,15 @@ class Scope(contextlib.ExitStack):
     def _parameter(self, _module: object, _name: str, parameter: object) -> None:
         if not isinstance(parameter, torch.Tensor):
             return
-        self._check_apart(parameter)
         self.tracer.tag(parameter, "param")
         if parameter not in self._parameters and parameter.requires_grad and parameter.is_leaf:
+            self._check_apart(parameter)
             self._parameters[parameter] = True
             hooked: Any = parameter
             hooked.register_post_accumulate_grad_hook(self._tag_gradient)
 
     def _check_apart(self, parameter: torch.Tensor) -> None:
-        if self.apart and not isinstance(parameter, FakeTensor):
+        if self.apart and not _is_fake(parameter):
             raise PlanError(
                 "the program trains a model that exists already, and its optimizer's states would "
                 "lose their values; make the model and the optimizer inside of the function"
@@ -210,3 +211,10 @@ class Scope(contextlib.ExitStack):
     def _tag_gradient(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
             self.tracer.tag(parameter.grad, "grad")
+
+
+def _is_fake(tensor: object) -> bool:
+    """Return whether a tensor, or each that it wraps, has no data."""
+    if isinstance(tensor, FakeTensor):
+        return True
+    return is_wrapper(tensor) and all(_is_fake(inner) for _, inner in inner_tensors(tensor))

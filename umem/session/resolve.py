@@ -21,7 +21,7 @@ PLANNED = "planned"  # the native policy that runs plans
 _SHARE_WITH_DISK = 0.8  # of the available memory: evicted bytes take none of it
 # The kernel's mappings that a page may need (docs/decisions/0001-frames-are-private-memory.md).
 _MAPPINGS_OF_A_PAGE = 3
-_MAPPINGS_OF_OTHERS = 4096  # libraries, and files that the program maps
+_MAPPINGS_OF_OTHERS = 4090  # libraries, and files that the program maps
 
 
 def device_kind(settings: Settings) -> str:

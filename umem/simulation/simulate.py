@@ -46,8 +46,9 @@ def simulate(
 
     Raises:
         ConfigError: no such policy or device, a malformed budget, or the policy returned None.
-        PlanError: the program cannot be run on tensors without data, or the policy returned
-            something that is no `Plan`, or one that is refused (docs/policies.md).
+        PlanError: the program cannot be run on tensors without data, or trains a model that exists
+            already, or the policy returned something that is no `Plan`, or one that is refused
+            (docs/policies.md).
         TraceError: the file is no valid trace.
         StateError: umem is on in this process, or another simulation runs.
     """
@@ -65,7 +66,8 @@ def recorded_step(source: Source, device: DeviceProfile | str) -> StepTrace:
 
     Raises:
         ConfigError: there is no such device, or the profile has no figures of compute.
-        PlanError: the program cannot be run on tensors without data.
+        PlanError: the program cannot be run on tensors without data, or trains a model that exists
+            already.
         TraceError: the file is no valid trace.
     """
     if isinstance(source, StepTrace):

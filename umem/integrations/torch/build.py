@@ -64,8 +64,8 @@ def find_or_build(
     """Return the extension for this torch: the installed one, a cached one, or a new build.
 
     Two processes that need it at the same time build it once: the second waits for the first. A
-    damaged file is rebuilt: loading it could end the process. On a terminal, a bar
-    shows how many of the files are compiled.
+    damaged file is rebuilt: loading it could end the process. On a terminal, a bar shows how many
+    of the compilers are done.
 
     Args:
         cache_dir: where built extensions are kept; None is `~/.cache/umem`.
