@@ -339,8 +339,8 @@ def test_a_sparse_matrix_may_be_moved() -> None:
         return net, lambda: torch.sparse.mm(edges, net(x)).sum().backward()
 
     recording = program.trace(make)
-    slope = next(op for op, _ in recording.last_step() if op.name == "aten::mm")
-    assert not any(recording.blocks[block].on_host for block in slope.reads)
+    of_step = {block for op, _ in recording.last_step() for block in (*op.reads, *op.writes)}
+    assert not any(recording.blocks[block].on_host for block in of_step)
 
 
 def attention(explicit: bool) -> Callable[[], Any]:

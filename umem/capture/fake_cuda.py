@@ -186,17 +186,20 @@ class _LikeCuda(FunctionMode):
         way = self._ways.get(func) if callable(func) else None
         if way is not None:
             return way(*args, **named)
-        device = named.get("device")
-        if device is None and self._scope.default_cuda and func in _device_constructors():
+        device, constructs = named.get("device"), func in _device_constructors()
+        if device is None and self._scope.default_cuda and constructs:
             device = "cuda"
         self._scope.asked_for_cuda |= is_cuda(device)
         # A fake tensor reports the CPU, so `device=x.device` means the place of x.
         if not self._scope.asked_for_cuda or not (
             is_cuda(device) or isinstance(device, torch.device)
         ):
-            return func(*args, **named)
+            if not constructs:
+                return func(*args, **named)
+            with self._scope.tracer.making(on_device=False):
+                return func(*args, **named)
         named["device"] = torch.device("cpu")
-        with self._scope.tracer.on_device():
+        with self._scope.tracer.making(on_device=True):
             return func(*args, **named)
 
     def seen(self, function: Callable[..., Any]) -> Callable[..., Any]:

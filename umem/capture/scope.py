@@ -31,7 +31,8 @@ class Blocks(Protocol):
     """The recorder's blocks, as far as a scope needs them; `tracer.Tracer` has them."""
 
     recording: Recording
-    making_on_device: bool
+    making_on_device: bool | None
+    last_on_host: bool
     constants: bool
 
     def block(self, tensor: torch.Tensor) -> BlockId:
@@ -129,9 +130,16 @@ class Scope(contextlib.ExitStack):
         return self._backward
 
     def is_on_host(self, blocks: Mapping[BlockId, Block], inputs: Iterable[BlockId]) -> bool:
-        """Return whether an op runs on the host, in a program that uses the device explicitly."""
+        """Return whether an op runs on the host, in a program that uses the device explicitly.
+
+        An op without inputs that the program has not called is a part of another one: it runs where
+        the op before it ran.
+        """
         held = [blocks[i].on_host for i in inputs]
-        return all(held) if held else not self.tracer.making_on_device
+        if held:
+            return all(held)
+        asked = self.tracer.making_on_device
+        return self.tracer.last_on_host if asked is None else not asked
 
     def end_step(self) -> None:
         """Tag the gradients that stay alive; forget what an exception left unfinished."""

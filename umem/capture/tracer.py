@@ -67,7 +67,9 @@ class Tracer(DispatchMode):
         self.recording = Recording()
         self.mode: FakeTensorMode  # makes the tensors; set while it is entered
         self.scope = Scope(self)
-        self.making_on_device = False  # the program asks for new tensors on the device
+        # Where the program's constructor that runs makes its tensor; None where none runs.
+        self.making_on_device: bool | None = None
+        self.last_on_host = True  # where the last op ran that had inputs
         self.constants = False  # make up values that fake tensors lack, instead of raising
         self._live: dict[StorageKey, tuple[BlockId, weakref.ref[Any]]] = {}
         self._next = 0
@@ -116,9 +118,9 @@ class Tracer(DispatchMode):
         self.recording.blocks[self.block(tensor)].on_host = on_host
 
     @contextlib.contextmanager
-    def on_device(self) -> Iterator[None]:
-        """Place tensors made within the context on the device, in a program that does so itself."""
-        before, self.making_on_device = self.making_on_device, True
+    def making(self, on_device: bool) -> Iterator[None]:
+        """Place tensors made within the context, in a program that names places itself."""
+        before, self.making_on_device = self.making_on_device, on_device
         try:
             yield
         finally:
@@ -188,6 +190,8 @@ class Tracer(DispatchMode):
         operator, func, args, named, inputs, known, phase = call
         tag, family = self.scope.result_tag(phase, inputs), operator.family
         on_host = self.scope.is_on_host(self.recording.blocks, known)
+        if known:
+            self.last_on_host = on_host
         outputs = [*op_semantics.strided([out])]
         made = [t for t in outputs if self.block(t, tag, family, on_host) not in known]
         changed = [*op_semantics.strided(operator.written(args, named))]
