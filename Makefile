@@ -40,7 +40,7 @@ BUILD_EXTENSION := python -I -c \
 
 .PHONY: demo check test test-random test-distributed test-cuda test-cuda-oldest test-sanitizers test-asan test-tsan \
 	test-faults test-upstream test-perfetto nightly fuzz soak mutate lint lint-types lint-rules dist bench \
-	options-doc docs install setup clean
+	options-doc docs install setup setup-oldest clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -240,8 +240,10 @@ $(DOCS_VENV)/.dependencies: docs/requirements.txt
 
 install: $(INSTALLED)
 
-# All that tests need; the second CUDA environment waits for the parts that both share.
-setup: $(INSTALLED) $(CUDA_VENV)/.installed $(WHEEL)/.built $(DRIVER)/.built
+# All that tests need; the second CUDA environment waits for the parts that all share.
+setup: $(INSTALLED) $(CUDA_VENV)/.installed setup-oldest
+
+setup-oldest: $(WHEEL)/.built $(DRIVER)/.built
 	$(MAKE) $(OLDEST) '$(CUDA_VENV)-oldest/.installed'
 
 clean:
