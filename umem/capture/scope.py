@@ -47,8 +47,8 @@ class Blocks(Protocol):
     def on_host(self, tensor: torch.Tensor, on_host: bool) -> None:
         """Set whether a tensor is in host memory."""
 
-    def on_device(self) -> contextlib.AbstractContextManager[None]:
-        """Make the tensors of the context on the device."""
+    def making(self, on_device: bool) -> contextlib.AbstractContextManager[None]:
+        """Place the tensors that are made within the context."""
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Note that a storage's size has changed."""
