@@ -67,7 +67,7 @@ class Tracer(DispatchMode):
         self.recording = Recording()
         self.mode: FakeTensorMode  # makes the tensors; set while it is entered
         self.scope = Scope(self)
-        # Where the program's constructor that runs makes its tensor; None where none runs.
+        # The side that the program's running constructor asks for; None outside of constructors.
         self.making_on_device: bool | None = None
         self.last_on_host = True  # where the last op ran that had inputs
         self.constants = False  # make up values that fake tensors lack, instead of raising
