@@ -191,15 +191,14 @@ class _LikeCuda(FunctionMode):
             device = "cuda"
         self._scope.asked_for_cuda |= is_cuda(device)
         # A fake tensor reports the CPU, so `device=x.device` means the place of x.
-        if not self._scope.asked_for_cuda or not (
+        on_device = self._scope.asked_for_cuda and (
             is_cuda(device) or isinstance(device, torch.device)
-        ):
-            if not constructs:
-                return func(*args, **named)
-            with self._scope.tracer.making(on_device=False):
-                return func(*args, **named)
-        named["device"] = torch.device("cpu")
-        with self._scope.tracer.making(on_device=True):
+        )
+        if on_device:
+            named["device"] = torch.device("cpu")
+        elif not constructs:
+            return func(*args, **named)
+        with self._scope.tracer.making(on_device):
             return func(*args, **named)
 
     def seen(self, function: Callable[..., Any]) -> Callable[..., Any]:

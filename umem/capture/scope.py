@@ -32,7 +32,6 @@ class Blocks(Protocol):
 
     recording: Recording
     making_on_device: bool | None
-    last_on_host: bool
     constants: bool
 
     def block(self, tensor: torch.Tensor) -> BlockId:
@@ -67,6 +66,7 @@ class Scope(contextlib.ExitStack):
         self.apart = False  # the program makes all of its parameters itself
         self.asked_for_cuda = False  # the program itself moves things to the device
         self.default_cuda = False  # it makes them there, unless it names another place
+        self._last_on_host = True  # where the last op ran that had inputs
         self._running: list[str] = []
         self._backward = ""  # the last module of the backward pass
         self._stepping: list[int] = []  # ids of the optimizers inside their step
@@ -137,9 +137,10 @@ class Scope(contextlib.ExitStack):
         """
         held = [blocks[i].on_host for i in inputs]
         if held:
-            return all(held)
+            self._last_on_host = all(held)
+            return self._last_on_host
         asked = self.tracer.making_on_device
-        return self.tracer.last_on_host if asked is None else not asked
+        return self._last_on_host if asked is None else not asked
 
     def end_step(self) -> None:
         """Tag the gradients that stay alive; forget what an exception left unfinished."""

@@ -69,7 +69,6 @@ class Tracer(DispatchMode):
         self.scope = Scope(self)
         # The side that the program's running constructor asks for; None outside of constructors.
         self.making_on_device: bool | None = None
-        self.last_on_host = True  # where the last op ran that had inputs
         self.constants = False  # make up values that fake tensors lack, instead of raising
         self._live: dict[StorageKey, tuple[BlockId, weakref.ref[Any]]] = {}
         self._next = 0
@@ -190,8 +189,6 @@ class Tracer(DispatchMode):
         operator, func, args, named, inputs, known, phase = call
         tag, family = self.scope.result_tag(phase, inputs), operator.family
         on_host = self.scope.is_on_host(self.recording.blocks, known)
-        if known:
-            self.last_on_host = on_host
         outputs = [*op_semantics.strided([out])]
         made = [t for t in outputs if self.block(t, tag, family, on_host) not in known]
         changed = [*op_semantics.strided(operator.written(args, named))]

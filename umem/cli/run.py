@@ -7,12 +7,10 @@ and child processes inherit the options.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from ..config import settings
@@ -21,6 +19,8 @@ from ..errors import ConfigError, NotSupportedError
 from ..policies import registry
 from . import run_report
 from .base import Subparsers
+
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -81,21 +81,10 @@ def main(args: argparse.Namespace) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     if report is None:
-        with run_report.starting(command), _signals_that_python_ignores():
+        # As `subprocess` does for its children: a shell cannot end what it ignores from its start.
+        with run_report.starting(command), run_report.handling(_IGNORED_BY_PYTHON, signal.SIG_DFL):
             os.execvpe(command[0], command, environment)
     return run_report.run(command, environment, report, given, program)
-
-
-@contextlib.contextmanager
-def _signals_that_python_ignores() -> Iterator[None]:
-    """Give the program their defaults, as `subprocess` does; a shell cannot do that itself."""
-    before = {number: signal.signal(number, signal.SIG_DFL)
-              for number in (signal.SIGPIPE, signal.SIGXFSZ)}  # fmt: skip
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def misplaced(program: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +19,7 @@ from ..errors import ConfigError, UmemError
 from . import report
 
 _MOST = 256 << 20  # bytes of a trace: reading more would take minutes
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
 def check(page: Path, given: Mapping[str, str]) -> None:
@@ -126,24 +126,27 @@ def _program(command: Sequence[str], environment: dict[str, str]) -> int:
     with starting(command):
         # Descriptors from outside, such as that of a shell's `<(...)`, are the program's.
         child = subprocess.Popen(command, env=environment, close_fds=False)
-    with child, _handed_on(child):
+
+    def hand_on(number: int, _frame: object) -> None:
+        # A terminal sends Ctrl-C to both: the child decides.
+        if number != signal.SIGINT or not _is_of_a_terminal():
+            child.send_signal(number)
+
+    with child, handling(_FORWARDED, hand_on):
         return child.wait()
 
 
 @contextlib.contextmanager
-def _handed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Forward signals to the child. A terminal sends Ctrl-C to both: the child decides."""
-
-    def hand_on(number: int, _frame: object) -> None:
-        if number != signal.SIGINT or not _is_of_a_terminal():
-            child.send_signal(number)
-
-    before = {number: signal.signal(number, hand_on) for number in (*_FORWARDED, signal.SIGINT)}
+def handling(
+    numbers: Sequence[signal.Signals], handler: Callable[[int, object], None] | signal.Handlers
+) -> Iterator[None]:
+    """Give signals another handler within the context."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, other in before.items():
+            signal.signal(number, other)
 
 
 def _is_of_a_terminal() -> bool:

@@ -364,5 +364,6 @@ def _count(tensors: int) -> str:
 
 
 def some_of(names: list[str]) -> str:
+    """Return the first four names, and how many there are beside them."""
     shown = ", ".join(names[:4])
     return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
