@@ -334,6 +334,33 @@ def test_a_learning_rate_that_changes_in_place_counts_from_the_next_step(
         gc.collect()
 
 
+def test_betas_that_change_in_place_count_from_the_next_step(held: threading.Event) -> None:
+    def trained(page: Callable[[Any], Any]) -> list[torch.Tensor]:
+        model = net()
+        betas = torch.tensor(0.9), torch.tensor(0.999)
+        optimizer = torch.optim.Adam(model.parameters(), betas=betas, fused=True)
+        paged = page(optimizer)
+        for step in range(2):
+            backward(model, step)
+            optimizer.step()
+            betas[0].fill_(0.5)
+            held.set()
+        if paged is not None:
+            paged.remove()
+        return [
+            *(w.detach().clone() for w in model.parameters()),
+            *(state["exp_avg"].clone() for state in optimizer.state.values()),
+        ]
+
+    plain = trained(lambda _: None)
+    held.clear()
+    with umem.enable(budget="96MiB", device="soft", policy="lru"):
+        got = trained(lambda o: umem.page_optimizer(o, update="host", overlap=True))
+        assert same(plain, got)
+        del got
+        gc.collect()
+
+
 def raw(model: torch.nn.Module) -> list[bytes]:
     """The memory of the weights, without an operator."""
     return [ctypes.string_at(w.data_ptr(), w.nbytes) for w in model.parameters()]
@@ -887,6 +914,36 @@ def test_a_copy_of_an_optimizer_with_masters_is_a_plain_one(how: str) -> None:
         paged.remove()
         assert "__getstate__" not in vars(optimizer)
         del model, optimizer, paged, both, other, copied, parameter, state
+        gc.collect()
+
+
+def test_masters_are_loaded_as_hooks_of_a_later_time_adapt_them() -> None:
+    def loaded(late: bool) -> list[torch.Tensor]:
+        model = net(torch.bfloat16)
+        optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+
+        def swapped(_: Any, saved: dict[str, Any]) -> dict[str, Any]:
+            first, second = saved["state"][0], saved["state"][1]
+            return {**saved, "state": {**saved["state"], 0: second, 1: first}}
+
+        if not late:
+            optimizer.register_load_state_dict_pre_hook(swapped)
+        paged = umem.page_optimizer(optimizer, update="host", masters=True)
+        if late:
+            optimizer.register_load_state_dict_pre_hook(swapped)
+        backward(model)
+        optimizer.step()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        found = [state[name].clone() for state in optimizer.state.values()
+                 for name in ("exp_avg", "master")]  # fmt: skip
+        paged.remove()
+        return found
+
+    with umem.enable(budget="96MiB", device="soft", policy="lru"):
+        early = loaded(late=False)
+        assert not torch.equal(early[0], early[2])
+        assert same(early, loaded(late=True))
+        del early
         gc.collect()
 
 

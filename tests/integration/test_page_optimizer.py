@@ -742,6 +742,112 @@ def test_a_zero_grad_of_the_programs_own_is_put_back() -> None:
         assert optimizer.zero_grad is own
 
 
+@pytest.mark.parametrize("update", ["device", "host"])
+def test_hooks_of_a_later_time_come_before_the_update(update: str) -> None:
+    """They change gradients, and what is loaded."""
+
+    def trained(page: bool) -> list[torch.Tensor]:
+        net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        torch.nn.init.ones_(net[0].weight)
+        torch.nn.init.zeros_(net[1].weight)
+        optimizer = adam(net.parameters())
+        if page:
+            paged = umem.page_optimizer(optimizer, update=update)
+
+        def halve(*_: object) -> None:
+            for parameter in net.parameters():
+                parameter.grad.mul_(torch.arange(8.0))
+
+        def swapped(_: Any, saved: dict[str, Any]) -> dict[str, Any]:
+            first, second = saved["state"][0], saved["state"][2]
+            return {**saved, "state": {**saved["state"], 0: second, 2: first}}
+
+        optimizer.register_step_pre_hook(halve)
+        optimizer.register_load_state_dict_pre_hook(swapped)
+        for step in range(4):
+            optimizer.zero_grad()
+            net(torch.ones(2, 8)).square().mean().backward()
+            optimizer.step()
+            if step == 1:
+                optimizer.load_state_dict(copied(optimizer.state_dict()))
+        if page:
+            paged.remove()
+        assert not {"zero_grad", "load_state_dict", "__getstate__"} & set(vars(optimizer))
+        return [p.detach().clone() for p in net.parameters()]
+
+    torch.manual_seed(0)
+    plain = trained(page=False)
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        torch.manual_seed(0)
+        got = trained(page=True)
+        assert all(map(torch.equal, plain, got))
+        del got
+
+
+@pytest.mark.parametrize("update", ["device", "host"])
+def test_a_step_that_dynamo_has_wrapped_is_a_step(
+    update: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `torch.compile` does with the classes that it does not compile."""
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        table = torch.nn.Embedding(64, 8, sparse=True)
+        optimizer = torch.optim.SparseAdam(table.parameters())
+        paged = umem.page_optimizer(optimizer, update=update)
+        hooked = torch.optim.SparseAdam.step
+
+        @functools.wraps(hooked)
+        def disabled(*args: Any, **named: Any) -> Any:
+            return hooked(*args, **named)
+
+        inside = []
+
+        def note(optimizer: Any, *_: object) -> None:
+            with pytest.raises(StateError, match="in the middle of an operation"):
+                optimizer.state_dict()
+            inside.append(len(inside))
+
+        for step in range(3):
+            table(torch.tensor([1, 5])).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 0:
+                monkeypatch.setattr(torch.optim.SparseAdam, "step", disabled)
+        assert int(optimizer.state[table.weight]["step"]) == 3
+        table(torch.tensor([1, 5])).sum().backward()
+        optimizer.register_step_post_hook(note)
+        optimizer.step()
+        assert inside == [0]
+        paged.remove()
+        del table, optimizer, paged
+        gc.collect()
+
+
+def test_gradients_of_a_lazy_module_are_released_once_it_is_there() -> None:
+    def trained(page: bool) -> list[torch.Tensor]:
+        net = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.Linear(8, 8))
+        optimizer = adam(net.parameters())
+        if page:
+            umem.page_optimizer(optimizer, release_gradients=True)
+        torch.manual_seed(0)
+        net(torch.ones(2, 4))
+        for module in net:
+            module.reset_parameters()
+        for number in range(3):
+            net(torch.ones(2, 4)).square().mean().backward()
+            if page and number:
+                assert all(p.grad is None for p in net.parameters())
+            optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach().clone() for p in net.parameters()]
+
+    plain = trained(page=False)
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        got = trained(page=True)
+        assert all(map(torch.equal, plain, got))
+        del got
+        gc.collect()
+
+
 def test_a_layer_that_is_frozen_later_keeps_its_weights_and_gets_no_gradient() -> None:
     def trained(release: bool) -> list[torch.Tensor]:
         net = made_net()

@@ -13,12 +13,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as modules
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..base.step_hooks import after_steps, before_steps
 from ..base.wrappers import inner_tensors, is_wrapper
 from ..errors import PlanError
 from ..trace.ids import BlockId
@@ -76,13 +73,13 @@ class Scope(contextlib.ExitStack):
         self._parameters = WeakTensorKeyDictionary()
 
     def __enter__(self) -> Scope:
-        handles = [
+        handles: list[Any] = [
             modules.register_module_parameter_registration_hook(self._parameter),
             modules.register_module_buffer_registration_hook(self._buffer),
             modules.register_module_forward_pre_hook(self._enter),
             modules.register_module_forward_hook(self._leave, always_call=True),
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
+            before_steps(self._before_step),
+            after_steps(self._after_step),
         ]
         for handle in handles:
             self.callback(handle.remove)

@@ -25,11 +25,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import data
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..base.device_profiles import DeviceProfile
+from ..base.step_hooks import after_steps
 from ..errors import ConfigError, PlanError
 from . import cuda_calls
 from .dispatch import DispatchMode
@@ -84,7 +84,7 @@ def trace(
             stack.enter_context(replaced(owner, name, value))
         counter = _Counter(tracer, steps, least)
         stack.enter_context(replaced(Optimizer, "__init__", counter.constructor()))
-        stack.callback(register_optimizer_step_post_hook(counter.stepped).remove)
+        stack.callback(after_steps(counter.stepped).remove)
         end = "ended"
         with explained("the script"), contextlib.suppress(_Enough):
             try:

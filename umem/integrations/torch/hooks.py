@@ -17,14 +17,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ...base.native import core
 from ...base.replaced import Replaced
+from ...base.step_hooks import after_steps, before_steps
 from ...base.untraced import untraced
 from ...base.wrappers import inner_tensors, is_wrapper
 from ...capture import op_semantics
@@ -49,8 +46,8 @@ class Tagger:
         self._steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._handles: list[Any] = [
             register_module_parameter_registration_hook(self._registered),
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
+            before_steps(self._before_step),
+            after_steps(self._after_step),
             Replaced(Optimizer, "load_state_dict", self._loaded),
             Replaced(torch.nn.Module, "_apply", self._applied),
         ]

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ...base.step_hooks import before_steps
 from ...errors import UmemError
 from .paging import PagedOptimizer, is_paged, page_optimizer
 
@@ -31,7 +31,7 @@ class Automatic:
         self._seen: weakref.WeakKeyDictionary[Optimizer, weakref.ref[PagedOptimizer] | None] = (
             weakref.WeakKeyDictionary()
         )  # a paged one is kept by its hooks on the optimizer
-        self._handle = register_optimizer_step_pre_hook(self._steps)
+        self._handle = before_steps(self._steps)
 
     def remove(self, *, give_back: bool = True) -> None:
         """Remove the hook, and restore the optimizers; `give_back`: return states to the device."""
@@ -60,9 +60,6 @@ class Automatic:
         if optimizer not in self._seen:
             self._seen[optimizer] = None
             self._begin(optimizer, any(x is not None for x in (*args[1:], *kwargs.values())))
-        known = self._seen[optimizer]
-        if known is not None and (paged := known()) is not None:
-            paged.runs_last()  # the program's hooks may have come later
 
     def _begin(self, optimizer: Optimizer, closure: bool) -> None:
         if is_paged(optimizer):

@@ -720,6 +720,11 @@ def _for_host(
         for name, value in group.items()
         if isinstance(value, Tensor) and value.numel() == 1
     }
+    changed.update({  # such as betas, which kernels take as tensors
+        name: tuple(copy_of(each) if isinstance(each, Tensor) else each for each in value)
+        for name, value in group.items()
+        if isinstance(value, tuple)
+    })  # fmt: skip
     changed.update({name: False for name in ("foreach", "capturable") if name in group})
     kinds: dict[tuple[bool, bool], list[Tensor]] = {}
     for parameter in group["params"]:

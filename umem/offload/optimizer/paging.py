@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import logging
@@ -17,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ...base.step_hooks import Handle, before_steps
 from ...base.units import format_bytes
 from ...base.untraced import untraced
 from ...errors import ConfigError, StateError, kind_of, plain
@@ -30,7 +32,7 @@ from .masters import added_bytes, in_checkpoint
 from .parts import OfOptimizer, is_per_parameter, overlapping, part_of, update
 from .release import Release, processes
 from .states import States, acting, parameters_of, planning
-from .turns import MethodHook, Turn, ZeroGradHook
+from .turns import FirstHook, MethodHook, Turn
 
 if TYPE_CHECKING:
     from ...session.planned_step import PlannedStep
@@ -42,7 +44,10 @@ _TRIED = 64  # steps that `auto` waits for a recorded step
 _OTHERS = 2  # steps in which the recorded one may still be another optimizer's
 
 _log = logging.getLogger("umem")
-_paged: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_paged: weakref.WeakKeyDictionary[Optimizer, weakref.ref[PagedOptimizer]] = (
+    weakref.WeakKeyDictionary()
+)
+_ordering: Handle | None = None  # the hook that puts theirs in order
 _hosts: weakref.WeakSet[PagedOptimizer] = weakref.WeakSet()  # those that update on the host
 
 
@@ -88,13 +93,20 @@ class PagedOptimizer(OfOptimizer):
         self._failure: StateError | None = None  # this step's
         if self._host is not None:
             self._choose()
+        step_hook = optimizer.register_step_pre_hook(self._before_step)
+        load_hook = optimizer.register_load_state_dict_pre_hook(self._loads)
+        self._step_hook = step_hook.id
         self._handles: list[_Handle] = [
-            optimizer.register_step_pre_hook(self._before_step),
+            step_hook,
+            load_hook,
             optimizer.register_step_post_hook(self._after_step),
             optimizer.register_state_dict_pre_hook(self._saves),
-            optimizer.register_load_state_dict_pre_hook(self._loads),
             optimizer.register_load_state_dict_post_hook(self._loaded),
-            ZeroGradHook(optimizer, self._check),
+            # A cleared gradient would lose the rest of a step's updates.
+            FirstHook(optimizer, "zero_grad", functools.partial(self._check, "zero_grad()")),
+            FirstHook(
+                optimizer, "load_state_dict", functools.partial(self._loads_last, load_hook.id)
+            ),
             MethodHook(optimizer, "__getstate__", self._copied),
         ]
         self._release = (
@@ -102,7 +114,8 @@ class PagedOptimizer(OfOptimizer):
             if release_gradients
             else None
         )
-        _paged.add(optimizer)
+        _paged[optimizer] = weakref.ref(self)
+        _order_hooks()
         self._loaded(optimizer)
 
     def __repr__(self) -> str:
@@ -161,7 +174,8 @@ class PagedOptimizer(OfOptimizer):
         self._handles.clear()
         self._undecided = 0
         if (optimizer := self._reference()) is not None:
-            _paged.discard(optimizer)
+            _paged.pop(optimizer, None)
+        _order_hooks()
         if self._host is not None:
             self._host = None
             _hosts.discard(self)
@@ -181,10 +195,15 @@ class PagedOptimizer(OfOptimizer):
             yield
 
     def runs_last(self) -> None:
-        """Move its hook behind those that the program has registered since."""
-        hooks: Any = self._optimizer._optimizer_step_pre_hooks
-        if self._handles and (number := self._handles[0].id) in hooks:
-            hooks.move_to_end(number)
+        """Move its hook behind those that the program has registered since.
+
+        Those may change gradients, and its own hook may use them.
+        """
+        _move_last(self._optimizer._optimizer_step_pre_hooks, self._step_hook)
+
+    def _loads_last(self, hook: int) -> None:
+        # Hooks that the program has registered since adapt what is loaded.
+        _move_last(self._optimizer._optimizer_load_state_dict_pre_hooks, hook)
 
     @untraced
     def _before_step(
@@ -487,6 +506,26 @@ def _updatable(parameter: Tensor) -> bool:
         and parameter.layout == torch.strided
         and parameter.device.type != "meta"
     )
+
+
+def _order_hooks() -> None:
+    """Let the hook of each paged optimizer run last; those of all optimizers come first."""
+    global _ordering
+    if _paged and _ordering is None:
+        _ordering = before_steps(_before_hooks)
+    elif not _paged and _ordering is not None:
+        _ordering.remove()
+        _ordering = None
+
+
+def _before_hooks(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+    if (reference := _paged.get(optimizer)) and (paged := reference()):
+        paged.runs_last()
+
+
+def _move_last(hooks: Any, number: int) -> None:
+    if number in hooks:
+        hooks.move_to_end(number)
 
 
 def _name(optimizer: Optimizer) -> str:

@@ -89,6 +89,22 @@ def part_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> Optimizer:
 
 def _plain_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
     """Return the class's step, without the hooks of torch and the wrappers of schedulers."""
-    step: Any = type(optimizer).step
-    plain: Callable[[Optimizer], Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    plain: Callable[[Optimizer], Any] = _steps_of(optimizer)[-1]
     return plain
+
+
+def hooked_step(optimizer: Optimizer) -> Any:
+    """Return the function of the class that runs the hooks of a step, and then the step itself."""
+    return _steps_of(optimizer)[-2:][0]
+
+
+def _steps_of(optimizer: Optimizer) -> list[Any]:
+    """Return the class's step and what it wraps, to the plain step.
+
+    Torch wraps the step of each class in the one that runs its hooks, and marks it. Dynamo wraps
+    that one again for some classes, with a copy of the mark.
+    """
+    found: list[Any] = [type(optimizer).step]
+    while getattr(found[-1], "hooked", False):
+        found.append(found[-1].__wrapped__)
+    return found

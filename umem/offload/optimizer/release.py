@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Variable, graph
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ...base.untraced import untraced
@@ -109,7 +110,11 @@ class Release(OfOptimizer):
             self._order, self._done = list(self._done.values()), {}
 
     def _follow(self) -> None:
-        mine = {id(p): p for p in parameters_of(self._optimizer) if p.requires_grad and p.is_leaf}
+        mine = {
+            id(p): p
+            for p in parameters_of(self._optimizer)
+            if p.requires_grad and p.is_leaf and not is_lazy(p)  # those take no hook yet
+        }
         for key in [key for key in self._hooks if key not in mine]:
             self._hooks.pop(key).remove()
         this = weakref.ref(self)  # the parameter must not keep the optimizer alive

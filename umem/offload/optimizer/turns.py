@@ -23,9 +23,8 @@ from torch.optim import Optimizer
 from ...base import locks
 from ...errors import StateError
 from . import arrivals
-from .parts import OfOptimizer
+from .parts import OfOptimizer, hooked_step
 
-_ZERO_GRAD = "zero_grad"
 _POLL_S = 0.001
 _PATIENCE_S = 60.0  # the thread in the step may wait for something that this one has
 
@@ -134,9 +133,11 @@ class Turn(OfOptimizer):
 
 def _calls_of(optimizer: Optimizer, methods: Iterable[str]) -> dict[int, int]:
     """Return the number of calls of its methods that each thread is in."""
-    functions = [getattr(type(optimizer), method) for method in methods]
-    codes = {each.__code__ if m == "step" else inspect.unwrap(each).__code__
-             for m, each in zip(methods, functions, strict=True)}  # fmt: skip
+    cls = type(optimizer)
+    codes = {
+        (hooked_step(optimizer) if m == "step" else inspect.unwrap(getattr(cls, m))).__code__
+        for m in methods
+    }
     found: dict[int, int] = {}
     frames: dict[int, FrameType | None] = {**sys._current_frames()}
     while frames:  # emptied: a frame that holds itself would keep all below alive
@@ -173,23 +174,26 @@ class MethodHook(OfOptimizer):
             vars(optimizer)[self._name] = self._before
 
 
-class ZeroGradHook(MethodHook):
-    """Refuses `zero_grad()` in the middle of a step, which would lose the rest of its updates."""
+class FirstHook(MethodHook):
+    """Runs `first` before each call of a method that returns nothing."""
 
-    def __init__(self, optimizer: Optimizer, check: Callable[[str], None]) -> None:
+    def __init__(self, optimizer: Optimizer, name: str, first: Callable[[], None]) -> None:
         reference = weakref.ref(optimizer)
-        own = vars(optimizer).get(_ZERO_GRAD) or functools.partial(_of_class, reference)
+        own = vars(optimizer).get(name) or functools.partial(_of_class, reference, name)
 
-        @functools.wraps(type(optimizer).zero_grad)  # the bound method would be a cycle
-        def zero_grad(*args: Any, **named: Any) -> None:
-            check("zero_grad()")
+        @functools.wraps(getattr(type(optimizer), name))  # the bound method would be a cycle
+        def method(*args: Any, **named: Any) -> None:
+            first()
             own(*args, **named)
 
-        zero_grad.__signature__ = inspect.signature(optimizer.zero_grad)  # type: ignore[attr-defined]
-        super().__init__(optimizer, _ZERO_GRAD, zero_grad)
+        signature = inspect.signature(getattr(optimizer, name))
+        method.__signature__ = signature  # type: ignore[attr-defined]
+        super().__init__(optimizer, name, method)
 
 
-def _of_class(reference: Callable[[], Optimizer | None], *args: Any, **named: Any) -> None:
+def _of_class(
+    reference: Callable[[], Optimizer | None], name: str, *args: Any, **named: Any
+) -> None:
     optimizer = reference()
     assert optimizer is not None, "its method was called"
-    type(optimizer).zero_grad(optimizer, *args, **named)
+    getattr(type(optimizer), name)(optimizer, *args, **named)
