@@ -144,10 +144,11 @@ def test_no_gradients_and_evaluation_are_left_alone() -> None:
 
 
 def test_new_shapes_get_a_plan_and_known_ones_do_not() -> None:
-    net, x = cnn()
+    net, _ = cnn()
+    x = torch.randn(16, 3, 64, 64)
     plain = copy.deepcopy(net)
     umem.optimize(net, mode="speed")
-    for batch in (8, 5, 8, 5):
+    for batch in (16, 8, 16, 8):
         agree(net, plain, x[:batch], steps=1)
         assert report(net).dropped_bytes > 0
     assert report(net).plans == 2
@@ -247,6 +248,64 @@ def test_a_model_that_changes_all_the_time_is_given_up(caplog: Any) -> None:
         "planned was aten.t.default"
     ]
     assert "differ" in report(net).why_not
+
+
+class EverySecond(nn.Module):
+    """A step calls it twice, and the second call runs another op, as weights cast once do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
+        self.first = True
+
+    def forward(self, x: Any) -> Any:
+        for i, layer in enumerate(self.layers):
+            x = nn.functional.gelu(layer(x))
+            if i == 1 and not self.first:
+                x = x.sin()
+        return x
+
+    def step(self, x: Any) -> list[Any]:
+        self.zero_grad()
+        self.first = True
+        one = self(x)
+        self.first = False
+        (one * self(x)).mean().backward()
+        return gradients(self)
+
+
+def test_a_second_call_of_a_step_that_differs_leaves_the_first_its_plan() -> None:
+    net, x = EverySecond(), torch.randn(4096, 256)
+    plain = copy.deepcopy(net)
+    umem.optimize(net, mode="speed")
+    dropped = []
+    for _ in range(8):
+        assert same(plain.step(x), net.step(x))
+        found = report(net)
+        assert "differ" not in found.why_not
+        dropped.append(found.dropped)
+    assert found.plans == 1
+    assert min(dropped[1:]) > 0
+
+
+def test_the_report_is_of_the_last_pass() -> None:
+    net = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU())
+    large, small = torch.randn(4096, 256), torch.randn(4, 256)
+    umem.optimize(net, mode="speed")
+    for x in (large, large, small, small):
+        step(net, x)
+    found = report(net)
+    assert (found.dropped, found.dropped_bytes) == (0, 0)
+    assert "no tensor needs to be dropped" in found.why_not
+    step(net, large)
+    found = report(net)
+    assert found.dropped > 0
+    assert found.expected is not None
+    with torch.autograd.graph.save_on_cpu():
+        step(net, large)
+    found = report(net)
+    assert (found.dropped, found.dropped_bytes, found.expected) == (0, 0, None)
+    assert "save_on_cpu" in found.why_not
 
 
 class Sized(nn.Module):
@@ -443,6 +502,26 @@ def test_the_option_optimizes_models_that_are_trained() -> None:
         assert report(net).dropped > 0
         assert all(optimized(part) is None for part in net.children())
     assert optimized(net) is None
+
+
+def test_the_option_leaves_compiled_models_alone(caplog: pytest.LogCaptureFixture) -> None:
+    torch._dynamo.reset()
+    part = nn.Linear(64, 64)
+    models = [
+        torch.compile(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), fullgraph=True, backend="eager"),
+        nn.Sequential(torch.compile(part, fullgraph=True, backend="eager"), nn.Tanh()),
+    ]
+    with umem.enable(budget="64MiB", device="soft", recompute="auto"):
+        for model in models:
+            for _ in range(4):
+                model(torch.ones(4, 64)).sum().backward()
+            model.zero_grad()
+    torch._dynamo.reset()
+    said = [record.getMessage() for record in caplog.records if record.name == "umem"]
+    assert len(said) == 1
+    assert said[0].startswith(
+        "OptimizedModule keeps all activations: OptimizedModule runs compiled"
+    )
 
 
 def test_the_options_choices_are_the_modes() -> None:

@@ -6,6 +6,7 @@ import logging
 import weakref
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -35,12 +36,10 @@ class Automatic:
             deoptimize(model)
 
     def _called(self, module: nn.Module, _args: Any) -> None:
-        # An outer module is called before its parts, which are then marked as seen.
-        if module in self._seen or not module.training:
+        if torch.compiler.is_compiling():  # first: Dynamo cannot trace the rest
             return
-        import torch
-
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        # An outer module is called before its parts, which are then marked as seen.
+        if module in self._seen or not module.training or not torch.is_grad_enabled():
             return
         with torch._C.DisableTorchFunction():  # the program's modes would see the queries
             if not any(parameter.requires_grad for parameter in module.parameters()):

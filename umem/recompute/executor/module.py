@@ -30,6 +30,7 @@ _log = logging.getLogger("umem")
 
 _MAX_PLANS = 16  # sets of shapes; further ones use the plan of the largest inputs
 _MAX_TRIES = 3  # recorded steps that no forward pass repeated, before it is given up
+_STEADY = 8  # planned calls in a row after which earlier ones of these steps do not count
 _REPLAN_SHARE = 0.02  # of the budget: the min change of other memory for a new plan
 _MAX_WAIT = 64  # calls until the backward pass of a recorded step, such as of micro-batches
 _LOOKS_AGAIN = frozenset({2, 4, 8, 16})  # at planned calls whether other memory has changed
@@ -56,8 +57,10 @@ class _Case:
     chosen: Chosen | None = None
     prepared: Prepared | None = None  # None: runs without a plan
     calls: int = 0  # with the plan
+    repeated: int = 0  # calls in a row that were as planned
     tries: int = 0  # recorded steps that led to nothing
     decided: bool = False  # no further step is recorded
+    why_not: str = ""  # why it has no plan, or one that drops nothing
 
 
 @dataclass(eq=False)
@@ -105,18 +108,30 @@ class OptimizedModule:
             self._judge(case, tally)
             return out
         if case.decided:
+            self._tell(case.why_not, expected=case.chosen)
             return forward(*args, **kwargs)
         rule = Unplanned(cheap=not _swaps())  # with umem on, what does not fit is swapped
         if self._under_way is not None:
-            with dropping(rule):
-                return forward(*args, **kwargs)
+            with dropping(rule) as tally:
+                out = forward(*args, **kwargs)
+            self._tell("another pass is recorded, until its backward pass has run", tally)
+            return out
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             recorder = StepRecorder(self.model, args, kwargs)
         out, tally = recorder.run(lambda: forward(*args, **kwargs), rule)
         self._under_way = case, recorder
-        self.report.dropped, self.report.dropped_bytes = tally.dropped, tally.dropped_bytes
-        self.report.why_not = "this step is recorded; the next one with such inputs has a plan"
+        self._tell("this step is recorded; the next one with such inputs has a plan", tally)
         return out
+
+    def _tell(
+        self, why_not: str, tally: Tally | None = None, expected: Chosen | None = None
+    ) -> None:
+        """Report on this pass."""
+        report = self.report
+        report.dropped, report.dropped_bytes = (
+            (tally.dropped, tally.dropped_bytes) if tally is not None else (0, 0)
+        )
+        report.expected, report.why_not = expected, why_not
 
     def _applies(self) -> bool:
         """Return whether this is a training forward pass that no other library changes."""
@@ -130,7 +145,7 @@ class OptimizedModule:
         if (sharder := sharder_of(self.model)) is not None:
             why = f"{sharder} has sharded the model since, and frees its parameters in the step"
         if why:
-            self.report.why_not = why
+            self._tell(why)
             self._warn(f"this forward pass runs without recomputation: {why}")
         return not why
 
@@ -148,11 +163,9 @@ class OptimizedModule:
         if self.mode in BY_BUDGET and self._limit() is None:
             if not self._cases:
                 raise _no_budget()  # before anything has run
-            why = self.report.why_not = "umem is off, and umem.optimize() was given no budget"
+            why = "umem is off, and umem.optimize() was given no budget"
             self._warn(f"this forward pass runs without recomputation: {why}")
-            self.report.dropped = self.report.dropped_bytes = 0
-            self.report.expected = None
-            return _Case(size, decided=True)
+            return _Case(size, decided=True, why_not=why)
         case = self._cases[key] = _Case(size)
         return case
 
@@ -186,11 +199,11 @@ class OptimizedModule:
     def _tried(self, case: _Case, why: str) -> None:
         """Note that a recorded step was of no use; record another one, or give up."""
         case.tries += 1
-        case.prepared = case.recording = None
+        case.prepared = case.recording = case.chosen = None
+        case.why_not = why
         case.decided = case.tries >= _MAX_TRIES
         if case.decided:
             self._warn(f"{type(self.model).__name__} keeps all activations: {why}")
-        self.report.why_not = why
 
     def _look_again(self, case: _Case, args: Any, kwargs: Any) -> None:
         """Plan again if other memory has changed, as after an optimizer's first step."""
@@ -225,9 +238,8 @@ class OptimizedModule:
             swaps=_swaps(),
         )
         case.prepared = Prepared(case.chosen.plan) if case.chosen.plan.drop else None
+        case.why_not = "no tensor needs to be dropped, or can be"
         self.report.plans += 1
-        self.report.expected = case.chosen
-        self.report.why_not = "" if case.prepared else "no tensor needs to be dropped, or can be"
 
     def _limit(self) -> Budget | None:
         """Return the budget; if none was given, umem's or the GPU's free memory.
@@ -252,11 +264,13 @@ class OptimizedModule:
         return current_device.profile_of(name)
 
     def _judge(self, case: _Case, tally: Tally) -> None:
-        report = self.report
-        report.dropped, report.dropped_bytes = tally.dropped, tally.dropped_bytes
-        report.expected, report.why_not = case.chosen, tally.mismatch
+        self._tell(tally.mismatch, tally, case.chosen)
         if not tally.mismatch:
-            case.tries = 0
+            case.repeated += 1
+            if case.repeated >= _STEADY:
+                case.tries = 0
+        elif case.repeated:
+            case.repeated = 0  # a step may call it twice, such as with weights cast by the first
         else:
             self._tried(case, f"its forward passes differ: {tally.mismatch}")
 

@@ -11,7 +11,7 @@ from ...trace.step_trace import Bools, Floats, Ints
 from .graph import RecomputeGraph
 
 # Op categories whose results are expensive to rebuild; the others are cheap.
-EXPENSIVE = ("conv", "linear", "attention", "rnn", "loss", "embedding")
+EXPENSIVE = ("conv", "linear", "attention", "loss", "embedding")
 
 
 class Selection(NamedTuple):
