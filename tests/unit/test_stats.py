@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,9 @@ def test_the_summary_shows_every_figure_that_moves() -> None:
     for name in NAMES:
         changed = dataclasses.replace(zero, **{name: 7 << 20})
         assert text.Summary(changed, device="soft", policy="lru") != plain, name
+    for copied in (pickle.loads(pickle.dumps(plain)), copy.deepcopy(plain)):
+        assert copied == plain
+        assert copied._repr_html_() == plain._repr_html_()
 
 
 def test_the_summary_counts_in_units() -> None:

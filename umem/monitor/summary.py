@@ -31,6 +31,12 @@ class StepCost(NamedTuple):
     trains: bool = True  # it has gradients or optimizer states
 
 
+def _summary(text: str, rows: list[Row]) -> Summary:
+    made = str.__new__(Summary, text)
+    made._rows = rows
+    return made
+
+
 class Summary(str):
     """The figures as text, which a terminal shows as it is and a notebook as a table."""
 
@@ -50,12 +56,13 @@ class Summary(str):
         """Format the lines of `summary`, and after them those of `advice`."""
         rows = _rows(stats, device, policy, allocator, holders)
         rows += [("" if i else "advice", "", text) for i, text in enumerate(advice)]
-        made = super().__new__(cls, _lines(rows))
-        made._rows = rows
-        return made
+        return _summary(_lines(rows), rows)
 
     def __repr__(self) -> str:
         return str(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _summary, (str(self), self._rows)
 
     def _repr_html_(self) -> str:
         """Return the HTML table that a notebook shows."""
