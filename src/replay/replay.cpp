@@ -10,6 +10,10 @@ namespace {
 
 std::atomic<bool> g_open{false};
 
+struct Closes {
+  void operator()(std::atomic<bool>* open) const { *open = false; }
+};
+
 Status bad_state(const char* reason) {
   return {Code::kBadState, reason};
 }
@@ -18,12 +22,11 @@ Status bad_state(const char* reason) {
 
 Result<std::unique_ptr<Replay>> Replay::open(const Options& options) {
   if (g_open.exchange(true)) return bad_state("a replay is open already; close it first");
+  std::unique_ptr<std::atomic<bool>, Closes> unless_opened(&g_open);
   std::unique_ptr<Replay> made(new Replay);
-  if (Status status = made->machine_.open(options); !status.ok()) {
-    g_open = false;
-    return status;
-  }
+  UMEM_RETURN_IF_ERROR(made->machine_.open(options));
   made->open_ = true;
+  unless_opened.release();
   return made;
 }
 

@@ -14,8 +14,10 @@ struct Rule {
 };
 
 // The first match in the name decides, so special names come first: attention ops contain "embed"
-// or "linear", and batch_norm's backward contains "native_batch_norm_backward".
+// or "linear", upsampling is "bilinear", and batch_norm's backward contains
+// "native_batch_norm_backward".
 constexpr Rule kRules[] = {
+    {"upsample", Family::kOther},      {"rnn", Family::kLinear},
     {"attention", Family::kAttention}, {"multi_head", Family::kAttention},
     {"conv", Family::kConv},           {"embedding", Family::kEmbedding},
     {"loss", Family::kLoss},           {"cross_entropy", Family::kLoss},

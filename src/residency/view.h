@@ -1,5 +1,6 @@
 // The view of the residency table that policies decide on.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -27,8 +28,9 @@ struct CandidateView {
   }
   bool away(RangeId id) const { return ledger.away(id); }
   bool live(RangeId id) const { return ledger.live(id); }
+  // The size of its block counts, which may be in pieces.
   bool worth_moving(const Unit& unit) const {
-    return !unit.segment && unit.bytes >= min_swap_bytes;
+    return !unit.segment && std::max(unit.bytes, unit.requested_bytes) >= min_swap_bytes;
   }
 };
 

@@ -47,7 +47,7 @@ Status Pager::open(std::size_t frames, bool backed, bool uvm, const DiskOptions&
   opened_ = used_ = peak_ = host_pages_ = peak_host_pages_ = fixed_ = 0;
   uvm_ = uvm;
   if (disk.folder.empty()) {
-    free_frames_.reserve(frames);
+    reserve_frames(frames);
     return {};
   }
   Status status = disk_.open(disk, space_);
@@ -850,6 +850,10 @@ bool Pager::set_frames_of_disk(std::size_t frames, Moved& moved) {
   return true;
 }
 
+void Pager::reserve_frames(std::size_t frames) {
+  free_frames_.reserve(std::min(frames, space_.pages()));
+}
+
 void Pager::give_back() {
   if (disk_.on()) return disk_.give_back();
   for (std::uint32_t frame : free_frames_) space_.drop_frame(frame);
@@ -858,7 +862,7 @@ void Pager::give_back() {
 bool Pager::set_frames(std::size_t frames, Moved& moved) {
   if (disk_.on()) return set_frames_of_disk(frames, moved);
   if (!space_.open_places(0, frames)) return false;
-  free_frames_.reserve(std::max(frames, opened_));
+  reserve_frames(std::max(frames, opened_));
   if (!shrink_to(frames, moved)) return false;
   if (frames < frames_) give_back();
   frames_ = frames;

@@ -185,6 +185,7 @@ class Pager {
   void forget_copy(std::size_t index);
   void save_host(std::size_t index);
   bool set_frames_of_disk(std::size_t frames, Moved& moved);
+  void reserve_frames(std::size_t frames);  // the list of free ones never grows
   enum class Frame { kKept, kGiven };
   bool evict(std::size_t index, Frame then, Moved& moved);
   bool leave(std::size_t index, Moved& moved) {

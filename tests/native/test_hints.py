@@ -107,6 +107,19 @@ def test_what_is_there_already_does_not_leave_for_the_rest(memory: Memory) -> No
     assert _core.stats()["bytes_in"] - before == 4 * MIB
 
 
+def test_the_size_of_a_block_counts_and_not_that_of_its_pieces() -> None:
+    _core.start(made_options(160 * MIB, min_swap_bytes=80 * MIB, policy="lru"))
+    memory = Memory()
+    small, large = memory.take(8 * MIB), memory.take(96 * MIB)  # in pieces of at most 64 MiB
+    other = memory.take(64 * MIB)
+    assert state(small) == state(other) == "resident"
+    row: Any = _core.where(large, 96 * MIB)
+    assert row["evicted_bytes"] > 0
+    for ptr in list(memory.live):
+        memory.drop(ptr)
+    _core.stop()
+
+
 def test_evict_of_several_does_all_or_nothing(memory: Memory) -> None:
     a, b = memory.take(4 * MIB), memory.take(4 * MIB)
     token = _core.op_begin([b], "", "forward")

@@ -341,6 +341,13 @@ def test_an_index_out_of_range_is_refused_by_name(fields: dict[str, Any]) -> Non
         lower(Plan(TRACE, **fields), lambda _: 0)
 
 
+def test_a_budget_without_end_and_what_comes_after_it() -> None:
+    trace = training(6)
+    endless = umem.simulate(trace, "lru", budget=1 << 60)
+    assert endless.stall_us == 0
+    assert umem.simulate(trace, "lru", budget="100%").step_us == endless.step_us
+
+
 def test_simulate_takes_words_for_everything(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
