@@ -19,6 +19,11 @@ PARALLEL = -n $$((2 * $(JOBS))) --dist loadfile --no-loadscope-reorder --max-wor
 
 BIN := $(VENV)/bin
 BUILD_BIN := $(BUILD_VENV)/bin
+# With the newest pip: Python 3.11's own compares each file of an index with all platforms, 15 s here.
+define MAKE_VENV
+$(PYTHON) -m venv $(1)
+$(1)/bin/python -m pip $(INSTALL) -q --upgrade pip
+endef
 # Modules are compiled when they are imported; all of torch would take 15 s.
 INSTALL := install --disable-pip-version-check --no-compile
 PIP := $(BIN)/python -m pip
@@ -165,7 +170,7 @@ test-cuda-oldest:
 # Torch's dependencies, but for NVIDIA's libraries and triton: they are 3 GB, and unused here. Then
 # the other frameworks: CuPy is 70 MB, the rest 15 MB.
 $(CUDA_VENV)/.dependencies:
-	$(PYTHON) -m venv $(CUDA_VENV)
+	$(call MAKE_VENV,$(CUDA_VENV))
 	$(CUDA_PIP) $(INSTALL) --no-deps '$(CUDA_TORCH)' $(CUDA_HEADERS)
 	$(CUDA_PIP) $(INSTALL) filelock typing_extensions sympy networkx jinja2 fsspec numpy setuptools \
 		scikit-learn pytest pytest-xdist hypothesis
@@ -234,7 +239,7 @@ docs: $(DOCS_VENV)/.dependencies
 	@echo 'built docs/_build/html/index.html'
 
 $(DOCS_VENV)/.dependencies: docs/requirements.txt
-	$(PYTHON) -m venv $(DOCS_VENV)
+	$(call MAKE_VENV,$(DOCS_VENV))
 	$(DOCS_VENV)/bin/python -m pip $(INSTALL) -q -r docs/requirements.txt
 	touch $@
 
@@ -251,7 +256,7 @@ clean:
 		$(DOCS_VENV) docs/_build
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	$(call MAKE_VENV,$(VENV))
 
 # torch first and alone, so that its version is what TORCH says.
 $(DEPENDENCIES): pyproject.toml tools/requirements.py | $(BIN)/python
@@ -261,7 +266,7 @@ $(DEPENDENCIES): pyproject.toml tools/requirements.py | $(BIN)/python
 	touch $@
 
 $(BUILD_VENV)/.dependencies:
-	$(PYTHON) -m venv $(BUILD_VENV)
+	$(call MAKE_VENV,$(BUILD_VENV))
 	$(BUILD_PIP) $(INSTALL) 'setuptools>=77' 'pybind11>=3' 'cmake>=3.24' ninja $(CUDA_HEADERS)
 	touch $@
 
