@@ -29,7 +29,8 @@ EXAMPLES = {CI: 0.5, NIGHTLY: 3}
 FIRST = (
     "test_sanitizers.py", "test_numbers.py", "test_fault_sweep.py", "test_varying_steps.py",
     "test_demo.py", "test_compiled.py", "test_helper_threads.py", "test_distributed_examples.py",
-    "test_lifecycle.py", "test_pages.py", "test_bench.py", "test_bench_programs.py",
+    "test_lifecycle.py", "test_pages.py", "test_torch_build.py", "test_bench.py",
+    "test_bench_programs.py",
 )  # fmt: skip
 # No test has a limit of time: machines are busy, and the first example may import or compile. A
 # merge request meets the same examples in every run, and other profiles look for new ones: whoever

@@ -373,7 +373,14 @@ def shifted(
     return losses, [b - a for a, b in itertools.pairwise(moved)]
 
 
-@pytest.mark.parametrize(("policy", "period"), [("auto", 2), ("auto", 3), ("belady", 2)])
+@pytest.mark.parametrize(
+    ("policy", "period"),
+    [
+        ("auto", 3),
+        pytest.param("auto", 2, marks=pytest.mark.nightly),
+        pytest.param("belady", 2, marks=pytest.mark.nightly),
+    ],
+)
 def test_steps_with_small_blocks_at_other_places_have_plans_of_their_own(
     policy: str, period: int
 ) -> None:

@@ -103,7 +103,9 @@ def test_a_worker_that_trains_nothing_says_nothing_and_has_its_own_trace(tmp_pat
     assert len([*tmp_path.glob("trace.*.jsonl")]) == 2
 
 
-@pytest.mark.parametrize("variables", [{}, {"UMEM_SUMMARY": "1"}])
+@pytest.mark.parametrize(
+    "variables", [pytest.param({}, marks=pytest.mark.nightly), {"UMEM_SUMMARY": "1"}]
+)
 def test_an_interrupt_ends_a_program_as_without_umem(
     variables: dict[str, str], tmp_path: Path
 ) -> None:

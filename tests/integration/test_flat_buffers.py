@@ -63,7 +63,7 @@ def train(make: Callable[[int], list[torch.Tensor]], **options: Any) -> tuple[fl
 
 # 80 MiB at the peak: weights, gradients, and results of the forward pass.
 @pytest.mark.parametrize("policy", ["auto", "lru"])
-@pytest.mark.parametrize("mib", [48, 40, 24])
+@pytest.mark.parametrize("mib", [48, pytest.param(40, marks=pytest.mark.nightly), 24])
 def test_a_flat_buffer_moves_what_separate_tensors_do(mib: int, policy: str) -> None:
     expected, of_separate = train(separate, budget=mib * MIB, policy=policy)
     total, of_flat = train(flat, budget=mib * MIB, policy=policy)

@@ -273,7 +273,7 @@ def schedule(make: Make, page: bool, **options: Any) -> tuple[list[torch.Tensor]
     return [p.detach() for p in (*net.parameters(), *late.parameters())], state
 
 
-@pytest.mark.parametrize("release", [False, True])
+@pytest.mark.parametrize("release", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_groups_schedulers_and_loaded_states(release: bool) -> None:
     plain = {name: schedule(make, page=False) for name, make in SMALL.items()}
     with umem.enable(budget="32MiB", device="soft"):

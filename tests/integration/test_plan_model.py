@@ -342,7 +342,7 @@ def test_a_configuration_of_timm_has_its_classes(tmp_path: Path) -> None:
 def test_a_longer_sequence_gets_more_positions(
     gpt2: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["plan", gpt2, "--train", "full", "--policy", "lru", "--budget", "8MiB"]
+    words = ["plan", gpt2, "--train", "none", "--policy", "lru", "--budget", "8MiB"]
     assert cli.main([*words, "--json"]) == 0
     short = schemas.read("plan", capsys.readouterr().out)["model"]
     assert short["sequence"] == short["positions"] == 128

@@ -90,7 +90,7 @@ def test_a_program_that_fails_keeps_its_exit_code_and_has_its_page(
     assert 64 << 20 < data["budget"] < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", [pytest.param("SIGTERM", marks=pytest.mark.nightly), "SIGINT"])
 def test_a_signal_reaches_the_program(name: str, tmp_path: Path) -> None:
     """Also Ctrl-C's, where no terminal sends it to both."""
     end = f"""

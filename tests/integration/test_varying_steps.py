@@ -12,7 +12,7 @@ from support.varying import PROGRAMS  # noqa: E402
 
 import umem  # noqa: E402
 
-STEPS, COUNTED = 96, 24  # counted after all choices were tried
+STEPS, COUNTED = 64, 16  # counted after all choices were tried
 LEAST_HITS = {"branches": 0.8}  # 95 % of the others
 MORE = 1.02
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -13,7 +14,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch", reason="the demo trains with torch")
-pytest.importorskip("sklearn", reason="the demo's digits come with scikit-learn")
 
 import torch
 from support import synthetic
@@ -23,6 +23,10 @@ from umem.base.units import MIB
 from umem.demo import data, plot, runner, table, worker, workloads
 from umem.demo.process import RunSpec, WorkerProcess
 from umem.errors import ConfigError, NotSupportedError, StateError
+
+pytestmark = pytest.mark.skipif(  # imported by the test that needs it, and not at collection
+    importlib.util.find_spec("sklearn") is None, reason="the demo's digits come with scikit-learn"
+)
 
 TINY: dict[str, workloads.Config] = {
     "resnet": workloads.ResNetConfig(width=4, blocks=(1, 1), image=8, batch=64),

@@ -413,7 +413,14 @@ def joined(layers: int, *, pages: int = 8, us: float = 100.0) -> StepTrace:
     return step(tensors, ops)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.4, 0.3])
+@pytest.mark.parametrize(
+    "share",
+    [
+        pytest.param(0.5, marks=pytest.mark.nightly),
+        0.4,
+        pytest.param(0.3, marks=pytest.mark.nightly),
+    ],
+)
 def test_freeing_single_copies_is_faster_than_none_or_all(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
