@@ -192,7 +192,7 @@ $(SOFTCUDA)/.built: $(CUDA_VENV)/.dependencies $(DRIVER)/.built tests/softcuda/s
 	touch $@
 
 # torch's libraries look for NVIDIA's when they are loaded, which the build of the extension does.
-$(CUDA_VENV)/.installed: $(CUDA_VENV)/.dependencies $(SOFTCUDA)/.built $(WHEEL)/.built
+$(CUDA_VENV)/.installed: $(CUDA_VENV)/.dependencies $(SOFTCUDA)/.built $(WHEEL)/.testing
 	$(CUDA_PIP) $(INSTALL) --force-reinstall --no-deps $(WHEEL)/*.whl
 	cp $(WHEEL)/_core_testing*.so "$$($(CUDA_BIN)/python $(PLATLIB))"
 	LD_LIBRARY_PATH='$(abspath $(SOFTCUDA)/lib)' $(CUDA_BIN)/$(BUILD_EXTENSION)
@@ -248,7 +248,7 @@ install: $(INSTALLED)
 # All that tests need; the second CUDA environment waits for the parts that all share.
 setup: $(INSTALLED) $(CUDA_VENV)/.installed setup-oldest
 
-setup-oldest: $(WHEEL)/.built $(DRIVER)/.built
+setup-oldest: $(WHEEL)/.testing $(DRIVER)/.built
 	$(MAKE) $(OLDEST) '$(CUDA_VENV)-oldest/.installed'
 
 clean:
@@ -272,17 +272,24 @@ $(BUILD_VENV)/.dependencies:
 
 # All environments get the same wheel: only the extension depends on torch, which is not here.
 # build/lib* would carry modules that were renamed or deleted into the next wheel.
-$(WHEEL)/.built: $(BUILD_VENV)/.dependencies $(SOURCES) tools/build_testing.py
+$(WHEEL)/.built: $(BUILD_VENV)/.dependencies $(SOURCES)
 	rm -rf build/lib* build/bdist* $(WHEEL)
 	$(BUILDING) $(BUILD_PIP) wheel --disable-pip-version-check --no-build-isolation --no-deps \
 		--wheel-dir $(WHEEL) .
+	touch $@
+
+# Beside the extension.
+$(WHEEL)/.testing: $(WHEEL)/.built tools/build_testing.py
 	$(BUILDING) $(BUILD_BIN)/python tools/build_testing.py --into $(WHEEL)
 	touch $@
 
-$(INSTALLED): $(DEPENDENCIES) $(WHEEL)/.built
+$(VENV)/.extended: $(DEPENDENCIES) $(WHEEL)/.built
 	$(PIP) $(INSTALL) --force-reinstall --no-deps $(WHEEL)/*.whl
-	cp $(WHEEL)/_core_testing*.so "$$($(BIN)/python $(PLATLIB))"
 	$(BIN)/$(BUILD_EXTENSION)
+	touch $@
+
+$(INSTALLED): $(VENV)/.extended $(WHEEL)/.testing
+	cp $(WHEEL)/_core_testing*.so "$$($(BIN)/python $(PLATLIB))"
 	touch $@
 
 # Stays up to date when only Python files change.
