@@ -324,10 +324,11 @@ void Engine::split(RangeId piece, RangeId rest, std::size_t at) {
   state_.ledger.split(piece, rest, at);
 }
 
-// A mapped segment that is used on the host: ops that are not over may use small blocks in it.
+// Mapped memory that is used on the host by a collective, or, where it is a segment, by ops that
+// are not over and use small blocks in it.
 bool Engine::stays_on_host(RangeId id) const {
   const Unit& unit = state_.ledger.at(id);
-  return state_.mapped() && unit.segment && unit.used_away;
+  return state_.mapped() && (unit.in_collective || (unit.segment && unit.used_away));
 }
 
 // Ends the policy's advice that nothing writes them, which would cost a fault a page.

@@ -15,9 +15,10 @@ class Hints {
   Hints(EngineState& state, Transfers& transfers, Moves& moves, WriteBack& write_back)
       : state_(state), transfers_(transfers), moves_(moves), write_back_(write_back) {}
 
-  // True if a running op may use the unit on the host, where it has to stay.
+  // True if a running op or a collective may use the unit on the host, where it has to stay.
   bool pinned_in_place(RangeId id) const {
-    return state_.mapped() && state_.ledger.at(id).op_pins > 0;
+    const residency::Unit& unit = state_.ledger.at(id);
+    return state_.mapped() && (unit.op_pins > 0 || unit.in_collective);
   }
   Status prefetch(RangeId id) { return moves_.prefetch(id); }
   // kBadState if an op is using the unit, or the program pinned it.

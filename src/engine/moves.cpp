@@ -282,9 +282,10 @@ bool Moves::note_failures() {
   return true;
 }
 
-// Mapped memory must not move while a running operator uses it on the host.
+// Mapped memory must not move while a running operator, or a collective, uses it on the host.
 bool Moves::used_in_place(RangeId id) const {
-  return state_.mapped() && (state_.ledger.at(id).op_pins > 0 || state_.ledger.at(id).fresh);
+  const residency::Unit& unit = state_.ledger.at(id);
+  return state_.mapped() && (unit.op_pins > 0 || unit.fresh || unit.in_collective);
 }
 
 Status Moves::prefetch(RangeId id, const cu::CUstream* consumer) {

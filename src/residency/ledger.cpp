@@ -116,7 +116,7 @@ void Ledger::split(RangeId id, RangeId rest, std::size_t at) {
 
 void Ledger::begin_collective(RangeId id, std::size_t most) {
   std::erase_if(collectives_, [this](RangeId known) { return !units_[known].in_collective; });
-  if (units_[id].state != State::kDevice || units_[id].in_collective) return;
+  if (!live(id) || units_[id].in_collective) return;
   units_[id].in_collective = true;
   collectives_.push_back(id);
   std::size_t bytes = 0;

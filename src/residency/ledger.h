@@ -63,7 +63,8 @@ struct Unit {
   bool clean = false;              // the host's copy is valid as far as umem knows
   bool in_file = false;            // a file of the program had its contents when they were placed
   bool joined = false;             // mapped as one with others, so that it cannot leave alone
-  // A collective may be using it, on its own stream or thread, until a later op uses it.
+  // A collective may be using it, on its own stream or thread, until a later op uses it (mapped
+  // memory: until the step ends).
   bool in_collective = false;
   std::uint32_t used_on = 0;      // streams of ops that used it, as bits of Streams
   cu::CUstream stream = nullptr;  // the stream that its blocks are allocated on

@@ -149,6 +149,34 @@ def test_what_a_collective_works_on_stays(seed: str, tmp_path: Path) -> None:
     assert not [line for line in slow if "nccl" in line], slow
 
 
+@needs(2)
+@pytest.mark.parametrize("seed", ["2", "3"])
+def test_mapped_memory_stays_on_the_host_where_a_collective_uses_it(
+    seed: str, tmp_path: Path
+) -> None:
+    """It did not fit when the collective began, and does while that is under way."""
+    code = """
+    start(policy="lru", backing="mapped")
+    for step in range(4):
+        x = torch.full((3 * MIB,), float(rank), device="cuda")  # 12 MiB
+        umem.evict(x)
+        others = [torch.full((MIB,), 5.0, device="cuda") for _ in range(4)]
+        for other in others:
+            umem.pin(other)
+        work = dist.all_reduce(x, async_op=True)
+        assert umem.where(x).evicted_bytes == x.nbytes
+        for other in others:
+            umem.unpin(other)
+        del others, other
+        umem.prefetch(x)
+        work.wait()
+        assert bool((x == 1).all()), x
+    end()
+    """
+    _, errors = run(code, tmp_path, 2, BUDGET="24MiB", SOFTCUDA_SEED=seed)
+    assert not errors, errors
+
+
 # Every collective on memory that is evicted before and after, checked by its expected values.
 COLLECTIVES = """
 start(policy="lru")
