@@ -69,8 +69,10 @@ Result<double> Machine::send_to_host(std::uintptr_t ptr, std::size_t bytes) {
 
 Status Machine::host_work(std::uintptr_t ptr, std::size_t bytes, double ready_us, double us,
                           double due) {
+  const std::uint64_t copied = runtime::stats().bytes_out;
   Result<double> sent = send_to_host(ptr, bytes);
   if (!sent.ok()) return sent.take_status();
+  if (runtime::stats().bytes_out > copied) ready_us = std::max(ready_us, sent.value());
   worked_us_ += us;
   return soft::host_work(ptr, bytes, std::max(ready_us, soft::now_us()), us, due);
 }

@@ -199,6 +199,15 @@ def test_a_forward_pass_waits_for_the_host_and_no_longer() -> None:
     assert Auto().estimate_us(new, HOST, trace.peak_bytes * 2) == pytest.approx(result.step_us)
 
 
+def test_the_host_waits_for_a_parameter_that_is_copied_out() -> None:
+    trace = adam((4,))
+    new = on_host(trace, candidates(trace).updates, HOST)
+    result = replay_step(new, "lru", HOST, trace.peak_bytes * 2)
+    assert result.bytes_out == 2 * 4 * PAGE  # lru copies it although nothing has written it
+    work = 7 * 4 * PAGE / 50_000.0
+    assert result.step_us == pytest.approx(1200.0 + 3 * 4 * PAGE_US + work)
+
+
 def test_what_is_used_first_is_updated_first() -> None:
     slow = replace(LINK, host_bytes_per_us=20_000.0)
     trace = adam((4,) * 8)
