@@ -121,8 +121,9 @@ void Ledger::begin_collective(RangeId id, std::size_t most) {
   collectives_.push_back(id);
   std::size_t bytes = 0;
   for (auto at = collectives_.rbegin(); at != collectives_.rend(); ++at) {
-    bytes += units_[*at].bytes;
-    units_[*at].in_collective = bytes <= most;
+    Unit& unit = units_[*at];
+    if (unit.state == State::kDevice) bytes += unit.bytes;
+    unit.in_collective = bytes <= most || unit.state != State::kDevice;
   }
 }
 

@@ -141,8 +141,8 @@ class Ledger {
     for (RangeId id : pins)
       if (id < units_.size() && units_[id].op_pins++ == 0) op_pinned_ += units_[id].bytes;
   }
-  // Marks the unit as `in_collective`. If all marked units together exceed `most` bytes, the mark
-  // of the oldest ends.
+  // Marks the unit as `in_collective`. If all marked units on the device together exceed `most`
+  // bytes, the mark of the oldest ends.
   void begin_collective(RangeId id, std::size_t most);
   void end_collective(RangeId id) { units_[id].in_collective = false; }
   // Ends all marks; true if there was one.

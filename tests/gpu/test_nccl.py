@@ -154,23 +154,30 @@ def test_what_a_collective_works_on_stays(seed: str, tmp_path: Path) -> None:
 def test_mapped_memory_stays_on_the_host_where_a_collective_uses_it(
     seed: str, tmp_path: Path
 ) -> None:
-    """It did not fit when the collective began, and does while that is under way."""
+    """They did not fit when the collectives began, and do while these are under way."""
     code = """
+    from umem.errors import StateError
     start(policy="lru", backing="mapped")
-    for step in range(4):
-        x = torch.full((3 * MIB,), float(rank), device="cuda")  # 12 MiB
-        umem.evict(x)
-        others = [torch.full((MIB,), 5.0, device="cuda") for _ in range(4)]
+    for step in range(3):
+        away = [torch.full((3 * MIB,), float(rank), device="cuda") for _ in range(2)]  # 12 MiB
+        umem.evict(away)
+        here, *others = [torch.full((MIB,), float(rank), device="cuda") for _ in range(4)]
         for other in others:
             umem.pin(other)
-        work = dist.all_reduce(x, async_op=True)
-        assert umem.where(x).evicted_bytes == x.nbytes
+        works = [dist.all_reduce(x, async_op=True) for x in (here, *away)]
+        assert all(umem.where(x).evicted_bytes == x.nbytes for x in away)
         for other in others:
             umem.unpin(other)
         del others, other
-        umem.prefetch(x)
-        work.wait()
-        assert bool((x == 1).all()), x
+        umem.prefetch(away[0])
+        try:
+            umem.evict(here)
+            raise AssertionError("evicted under a collective")
+        except StateError:
+            pass
+        for work in works:
+            work.wait()
+        assert all(bool((x == 1).all()) for x in (here, *away))
     end()
     """
     _, errors = run(code, tmp_path, 2, BUDGET="24MiB", SOFTCUDA_SEED=seed)

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only  # noqa: E402
 
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
+from umem.base.step_hooks import before_steps  # noqa: E402
 from umem.errors import ConfigError, NotSupportedError, StateError  # noqa: E402
 from umem.offload.optimizer import turns  # noqa: E402
 
@@ -726,6 +727,35 @@ def test_a_checkpoint_within_a_checkpoint_is_refused() -> None:
         within.remove()
         assert optimizer.state_dict()["param_groups"][0]["lr"] == 1e-3
         paged.remove()
+
+
+def test_no_hook_remains_once_nothing_is_paged() -> None:
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        for how in ("removed", "gone"):
+            net = torch.nn.Linear(8, 8)
+            optimizer = adam(net.parameters())
+            paged = umem.page_optimizer(optimizer)
+            net(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            if how == "removed":
+                paged.remove()
+            del net, optimizer, paged
+            gc.collect()
+    assert not before_steps._hooks
+
+
+def test_a_method_that_is_watched_returns_what_it_did() -> None:
+    class Own(torch.optim.SGD):
+        def load_state_dict(self, saved: Any) -> Any:
+            super().load_state_dict(saved)
+            return "loaded"
+
+    with umem.enable(budget="64MiB", device="soft"):
+        net = torch.nn.Linear(8, 8)
+        optimizer = Own(net.parameters())
+        with umem.page_optimizer(optimizer):
+            assert optimizer.load_state_dict(optimizer.state_dict()) == "loaded"
+        del net, optimizer
 
 
 def test_a_zero_grad_of_the_programs_own_is_put_back() -> None:

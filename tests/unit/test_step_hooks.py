@@ -8,6 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.optim.optimizer import register_optimizer_step_pre_hook  # noqa: E402
+
+import umem  # noqa: E402
 from umem.base.step_hooks import Hook, after_steps, before_steps  # noqa: E402
 
 
@@ -35,3 +38,19 @@ def test_hooks_may_come_and_go_while_a_step_is_under_way(register: Any) -> None:
         handle.remove()
     optimizer.step()
     assert len(called) == 4
+
+
+def test_umem_may_be_turned_off_in_a_hook_of_the_programs() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    weight.grad = torch.ones(2)
+    umem.enable(budget="64MiB", device="soft", policy="lru", optimizer="host")
+    hooks = [
+        register_optimizer_step_pre_hook(lambda *_: umem.disable()),
+        register_optimizer_step_pre_hook(lambda *_: None),
+    ]
+    optimizer.step()
+    for hook in hooks:
+        hook.remove()
+    assert not umem.is_enabled()
+    assert weight.tolist() == [0.0, 0.0]

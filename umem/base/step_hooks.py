@@ -1,8 +1,8 @@
 """Hooks around the steps of all optimizers, which may come and go while a step is under way.
 
 Torch iterates over its own dictionary of such hooks and raises an error if one is removed
-meanwhile, as a signal handler does that calls `umem.disable()` in the middle of a step. One hook of
-torch's therefore calls all of umem's.
+meanwhile, as a signal handler or another hook does that calls `umem.disable()`. A single hook of
+torch's therefore stays, from the first use on, and calls those that there are.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Hook = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 class Handle:
     """A registered hook."""
 
-    def __init__(self, remove: Callable[[int], None], number: int) -> None:
-        self._remove, self._number = remove, number
+    def __init__(self, hooks: dict[int, Hook], number: int) -> None:
+        self._hooks, self._number = hooks, number
 
     def remove(self) -> None:
         """Remove the hook, which is not called any more."""
-        self._remove(self._number)
+        self._hooks.pop(self._number, None)
 
 
 class _Hooks:
@@ -31,36 +31,30 @@ class _Hooks:
 
     def __init__(self, register: str) -> None:
         self._register = register
-        self._of_torch: Any = None  # what removes torch's hook
         self._hooks: dict[int, Hook] = {}
         self._last = 0
-        self._under_way: list[None] = []  # an item for each thread, or step, that is in `_run`
 
     def __call__(self, hook: Hook) -> Handle:
         """Call the hook with the optimizer and the arguments of each step, until `remove`."""
-        self._last += 1
-        self._hooks[self._last] = hook
-        if self._of_torch is None:
+        if not self._last:
             from torch.optim import optimizer
 
-            self._of_torch = getattr(optimizer, self._register)(untraced(self._run))
-        return Handle(self._remove, self._last)
+            untraced(self._run)
+            getattr(optimizer, self._register)(self._step)
+        self._last += 1
+        self._hooks[self._last] = hook
+        return Handle(self._hooks, self._last)
 
-    def _remove(self, number: int) -> None:
-        self._hooks.pop(number, None)
-        if not self._hooks and not self._under_way and self._of_torch is not None:
-            self._of_torch.remove()
-            self._of_torch = None
+    def _step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Traced in a compiled step, which has no break where there is nothing to call.
+        if self._hooks:
+            self._run(optimizer, args, kwargs)
 
     def _run(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._under_way.append(None)
-        try:
-            for number in list(self._hooks):
-                hook = self._hooks.get(number)
-                if hook is not None:
-                    hook(optimizer, args, kwargs)
-        finally:
-            self._under_way.pop()
+        for number in list(self._hooks):
+            hook = self._hooks.get(number)
+            if hook is not None:
+                hook(optimizer, args, kwargs)
 
 
 before_steps = _Hooks("register_optimizer_step_pre_hook")

@@ -100,8 +100,8 @@ OPTIONS = (
     ),
     Option(
         "min_swap", "UMEM_MIN_SWAP", "size", parse_bytes, "2MiB", BYTES_ALLOWED,
-        "Blocks smaller than this are evicted only if nothing else is left. Plans, such as those "
-        "of `auto`, choose by time instead, whatever the size.",
+        "Blocks smaller than this are evicted only if nothing else is left. The moves that a plan "
+        "schedules, such as those of `auto`, ignore it.",
     ),
     Option(
         "device", "UMEM_DEVICE", "device", parsers.parse_device, "auto",

@@ -115,6 +115,7 @@ class PagedOptimizer(OfOptimizer):
             else None
         )
         _paged[optimizer] = weakref.ref(self)
+        weakref.finalize(optimizer, _order_hooks).atexit = False
         _order_hooks()
         self._loaded(optimizer)
 
@@ -511,9 +512,10 @@ def _updatable(parameter: Tensor) -> bool:
 def _order_hooks() -> None:
     """Let the hook of each paged optimizer run last; those of all optimizers come first."""
     global _ordering
-    if _paged and _ordering is None:
+    there = any(True for _ in _paged)  # its length counts those that go just now
+    if there and _ordering is None:
         _ordering = before_steps(_before_hooks)
-    elif not _paged and _ordering is not None:
+    elif not there and _ordering is not None:
         _ordering.remove()
         _ordering = None
 

@@ -175,16 +175,16 @@ class MethodHook(OfOptimizer):
 
 
 class FirstHook(MethodHook):
-    """Runs `first` before each call of a method that returns nothing."""
+    """Runs `first` before each call of a method."""
 
     def __init__(self, optimizer: Optimizer, name: str, first: Callable[[], None]) -> None:
         reference = weakref.ref(optimizer)
         own = vars(optimizer).get(name) or functools.partial(_of_class, reference, name)
 
         @functools.wraps(getattr(type(optimizer), name))  # the bound method would be a cycle
-        def method(*args: Any, **named: Any) -> None:
+        def method(*args: Any, **named: Any) -> Any:
             first()
-            own(*args, **named)
+            return own(*args, **named)
 
         signature = inspect.signature(getattr(optimizer, name))
         method.__signature__ = signature  # type: ignore[attr-defined]
@@ -193,7 +193,7 @@ class FirstHook(MethodHook):
 
 def _of_class(
     reference: Callable[[], Optimizer | None], name: str, *args: Any, **named: Any
-) -> None:
+) -> Any:
     optimizer = reference()
     assert optimizer is not None, "its method was called"
-    getattr(type(optimizer), name)(optimizer, *args, **named)
+    return getattr(type(optimizer), name)(optimizer, *args, **named)
