@@ -50,10 +50,12 @@ std::unordered_map<std::uint64_t, PythonOp>& python_ops() {
   return *ops;
 }
 
-// Names of ops remain valid forever. There are as many as operators.
+// Names of ops remain valid forever. There are as many as operators, and programs may invent some.
 const char* lasting(const std::string& name) {
+  constexpr std::size_t kMost = 8192;
   static auto* names = new std::unordered_set<std::string>;
-  return names->insert(name).first->c_str();
+  const bool full = names->size() >= kMost && !names->contains(name);
+  return names->insert(full ? "other" : name).first->c_str();
 }
 
 // `parts`: the offset and bytes used of the input with that index; other inputs are used whole.

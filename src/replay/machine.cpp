@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "base/thread_role.h"
 #include "base/units.h"
 #include "runtime/hints.h"
-#include "runtime/reports.h"
 #include "runtime/runtime.h"
 #include "runtime/steps.h"
 
@@ -27,6 +27,7 @@ Status Machine::open(const Options& options) {
                                         options.device + "', allowed: soft"};
   Options timed = options;
   timed.timed = true;
+  session_ = runtime::session_record();
   UMEM_RETURN_IF_ERROR(runtime::start(timed));
   runs_steps();
   start_step(runtime::stats());
@@ -34,7 +35,9 @@ Status Machine::open(const Options& options) {
 }
 
 Status Machine::close() {
-  return runtime::stop();
+  Status status = runtime::stop();
+  if (status.ok()) runtime::restore(std::move(session_));
+  return status;
 }
 
 Result<void*> Machine::allocate(std::size_t bytes, Tag tag, Family family) {

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "runtime/alloc.h"
 #include "runtime/ops.h"
+#include "runtime/reports.h"
 #include "runtime/stats.h"
 #include "soft/device.h"
 
@@ -65,6 +66,7 @@ class Machine {
   runtime::Op op_;
   std::vector<runtime::Input> inputs_;
   std::vector<soft::Access> accesses_;
+  runtime::SessionRecord session_;  // of the program, which the replay does not change
   runtime::Stats before_;
   Figures figures_;
   double step_start_us_ = 0, compute_us_ = 0, worked_us_ = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "driver/memory_info.h"
@@ -153,6 +154,39 @@ Result<Stats> device_stats(int ordinal) {
   result.steps = s.steps;
   result.plans_rolled_back = s.plans_rolled_back;
   return result;
+}
+
+SessionRecord session_record() {
+  State& s = state();
+  const std::lock_guard registry(s.registry);
+  SessionRecord record{s.options, s.last, s.steps, s.plans_rolled_back, s.thrashed_bytes, {}, {}};
+  {
+    const std::lock_guard lock(s.faults_mutex);
+    record.faults_of = s.faults_of;
+  }
+  for (Slot& slot : s.slots) {
+    const DeviceLock lock(slot);
+    record.calls.emplace_back(slot.allocs, slot.frees, slot.ooms);
+  }
+  return record;
+}
+
+void restore(SessionRecord record) {
+  State& s = state();
+  const std::lock_guard registry(s.registry);
+  s.options = std::move(record.options);
+  s.last = record.last;
+  s.steps = record.steps;
+  s.plans_rolled_back = record.plans_rolled_back;
+  s.thrashed_bytes = record.thrashed_bytes;
+  {
+    const std::lock_guard lock(s.faults_mutex);
+    s.faults_of = std::move(record.faults_of);
+  }
+  for (std::size_t i = 0; i < record.calls.size(); ++i) {
+    const DeviceLock lock(s.slots[i]);
+    std::tie(s.slots[i].allocs, s.slots[i].frees, s.slots[i].ooms) = record.calls[i];
+  }
 }
 
 std::vector<int> opened_devices() {

@@ -3,10 +3,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/export.h"
+#include "base/options.h"
 #include "base/status.h"
 #include "runtime/stats.h"
 
@@ -24,6 +27,19 @@ UMEM_API std::vector<int> opened_devices();
 UMEM_API void reset_peak_stats();
 // Page faults by operator, most first. Only the software device counts them.
 UMEM_API std::vector<std::pair<std::string, std::uint64_t>> faults_by_operator();
+
+// The figures and options of a session that has ended.
+struct SessionRecord {
+  Options options;
+  Stats last;
+  std::uint64_t steps = 0, plans_rolled_back = 0, thrashed_bytes = 0;
+  std::unordered_map<std::string, std::uint64_t> faults_of;
+  std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>>
+      calls;  // by device: allocations, frees, refusals
+};
+// While no device is open. A replay runs in between.
+UMEM_API SessionRecord session_record();
+UMEM_API void restore(SessionRecord record);
 
 // Bytes by tag over all devices; the last row counts freed blocks that are cached.
 struct TagReport {

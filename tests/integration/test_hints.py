@@ -230,6 +230,20 @@ def test_excluded_by_tag_and_predicate() -> None:
 
 
 @pytest.mark.usefixtures("on")
+def test_what_is_freed_while_a_predicate_is_asked_is_left_out() -> None:
+    kept, passing = full(4), [full(4)]
+
+    def chosen(row: umem.TensorPlacement) -> bool:
+        passing.clear()
+        return row.bytes == 4 * MIB
+
+    with umem.exclude(predicate=chosen):
+        assert umem.where(kept).excluded
+    assert not umem.where(kept).excluded
+    del kept
+
+
+@pytest.mark.usefixtures("on")
 def test_everything_excluded_still_trains() -> None:
     umem.exclude(min_bytes=0)
     held = [full(4, i) for i in range(16)]  # twice the budget

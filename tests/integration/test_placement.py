@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from support import program  # noqa: E402
 from support.filled import MIB, Net, full  # noqa: E402
 
 import umem  # noqa: E402
@@ -77,7 +78,11 @@ def test_the_report_adds_up() -> None:
 
 
 @pytest.mark.usefixtures("on")
-def test_figures_of_a_device_are_those_of_the_device_asked_for() -> None:
+def test_figures_of_a_device_are_those_of_the_device_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)  # of another kind
     block = torch.ones(1 << 20)
     assert umem.stats(0).live_bytes == umem.stats("cpu").live_bytes == umem.stats().live_bytes > 0
     assert umem.stats(torch.device("cpu:0")).allocs == umem.stats().allocs
@@ -86,3 +91,19 @@ def test_figures_of_a_device_are_those_of_the_device_asked_for() -> None:
         with pytest.raises(umem.ConfigError):
             umem.stats(wrong)
     del block
+
+
+def test_scopes_of_a_server_for_each_request_have_a_name_in_common_at_last() -> None:
+    code = """
+first = None
+for i in range(10_000):
+    with umem.scope(f"request-{i}"):
+        last = torch.empty(2)
+        first = last if first is None else first
+with umem.scope("request-0"):
+    known = torch.empty(2)
+print(*(umem.where(tensor).scope for tensor in (first, last, known)))
+"""
+    status, out, err = program.run(code)
+    assert status == 0, err
+    assert out.split() == ["request-0", "other", "request-0"]

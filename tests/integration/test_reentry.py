@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import io
 import itertools
 import sys
@@ -36,6 +37,7 @@ from umem.base.native import core  # noqa: E402
 from umem.base.units import MIB  # noqa: E402
 from umem.errors import StateError, UmemError  # noqa: E402
 from umem.policies import DeviceProfile, Plan, StepTrace, lowering  # noqa: E402
+from umem.session.plan_judge import PlanJudge  # noqa: E402
 from umem.session.recording_schedule import RecordingSchedule  # noqa: E402
 from umem.session.step_recording import StepRecording  # noqa: E402
 
@@ -634,3 +636,29 @@ def test_the_python_observer_takes_no_other_mode_and_leaves_on_its_thread_only()
     assert umem.is_enabled()
     umem.disable()
     assert torch._C._len_torch_dispatch_stack() == 0
+
+
+@pytest.mark.parametrize("where", ["compares", "__init__"])
+def test_planning_goes_on_where_a_handler_sets_the_budget(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between a check of the planner's and what follows it, in each step that plans."""
+    plainly, budgets = getattr(PlanJudge, where), itertools.cycle(("13MiB", "12MiB"))
+    calls = []
+
+    def interrupted(self: PlanJudge, *given: Any, **named: Any) -> Any:
+        found = plainly(self, *given, **named)
+        calls.append(where)
+        umem.set_budget(next(budgets))
+        return found
+
+    umem.disable()
+    with umem.enable(device="soft", budget="12MiB"):
+        training = Training(None)
+        monkeypatch.setattr(PlanJudge, where, interrupted)
+        for i in range(14):
+            training._step(i)
+        del training
+        gc.collect()
+    assert calls
+    assert "raised" not in caplog.text

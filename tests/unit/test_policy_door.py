@@ -6,7 +6,7 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from support.steptraces import LINK, PAGE, Op, Tensor, step, training
 
 import umem
 from umem import policies
+from umem.base.native import core
 from umem.config.settings import load
 from umem.errors import ConfigError, PlanError
 from umem.policies import Fetch, Move, Plan, Policy, WriteBack, check, registry
@@ -339,6 +340,38 @@ def test_entries_come_in_any_form(given: Any) -> None:
 def test_an_index_out_of_range_is_refused_by_name(fields: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match=f"the plan is refused: {next(iter(fields))}: "):
         lower(Plan(TRACE, **fields), lambda _: 0)
+
+
+class Named:
+    """Its name is a property, which a class does not have."""
+
+    @property
+    def name(self) -> str:
+        return "named"
+
+    def plan(self, trace: StepTrace, device: object, budget: int) -> Plan:
+        return Plan(trace)
+
+
+def test_a_class_whose_name_is_a_property_has_its_own() -> None:
+    for policy, name in ((Named, "Named"), (Named(), "named")):
+        assert umem.simulate(training(4), cast("Any", policy), budget="100%").policy == name
+
+
+def test_a_step_in_pieces_or_of_another_programs_addresses_is_that_step() -> None:
+    trace = training(6)
+    whole = umem.simulate(trace, "belady", budget="50%")
+    elsewhere = replace(trace, place=np.full(trace.n_tensors, 1 << 40))
+    for each in (trace.pieces, elsewhere):
+        found = umem.simulate(each, "belady", budget="50%")
+        assert found.plan_misses == 0
+        assert found.step_us == whole.step_us
+
+
+def test_a_simulation_leaves_the_sessions_figures() -> None:
+    before = umem.stats(), core.current_options().device, umem.stats(0)
+    umem.simulate(training(6), "lru", budget="50%")
+    assert (umem.stats(), core.current_options().device, umem.stats(0)) == before
 
 
 def test_a_budget_without_end_and_what_comes_after_it() -> None:

@@ -195,7 +195,10 @@ def test_buffers_of_cuda_core() -> None:
     assert [part.span for part in parts([buffer, buffer], "x")] == [(4096, 256)]
 
 
-@pytest.mark.parametrize("target", [3, "weights", b"weights", None, [Tensor(), 3], {"a": None}])
+@pytest.mark.parametrize(
+    "target",
+    [3, "weights", b"weights", None, [Tensor(), 3], {"a": None}, np.array([None, 3], object)],
+)
 def test_what_is_no_tensor_is_refused(target: object) -> None:
     with pytest.raises(ConfigError, match=r"umem\.pin\(\.\.\.\) was given .*; allowed: a tensor"):
         parts(target, "pin")

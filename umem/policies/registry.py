@@ -88,7 +88,8 @@ def name_of(spec: Spec) -> str:
     """Return the text for a policy in messages: its name, or its location."""
     if isinstance(spec, str):
         return spec
-    return str(getattr(spec, "name", getattr(spec, "__name__", type(spec).__name__)))
+    name = getattr(spec, "name", None)  # of a class, it may be a property
+    return name if isinstance(name, str) else getattr(spec, "__name__", type(spec).__name__)
 
 
 def is_built_in(policy: Policy) -> bool:

@@ -5,6 +5,7 @@ A wrong hint costs time, never data; only `discard` loses bytes, and only the ta
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -287,7 +288,13 @@ def exclude(
     if target is None and predicate is None:
         return PinHandle("exclude", [core.exempt_all(tag or "", least, most)])
     chosen = _chosen(target, tag, least, most, predicate)
-    return PinHandle("exclude", [core.hold(chosen, "exempt", [])] if chosen else [])
+    if target is not None:
+        return PinHandle("exclude", [core.hold(chosen, "exempt", [])] if chosen else [])
+    held = []
+    for span in chosen:
+        with contextlib.suppress(ConfigError):  # freed since, by another thread or the predicate
+            held.append(core.hold([span], "exempt", []))
+    return PinHandle("exclude", held)
 
 
 def _chosen(

@@ -184,9 +184,10 @@ def stream_of(array: Any) -> int:
     return 0 if stream in (None, 1) else int(stream)  # 1 stands for the legacy default stream
 
 
-def _span_of(interface: dict[str, Any]) -> tuple[int, int, bool]:
+def _span_of(interface: dict[str, Any]) -> tuple[int, int, bool] | None:
     kind, count = interface["typestr"][1], re.match(r"\d+", interface["typestr"][2:])
-    assert count is not None, "an array interface names its item size"
+    if count is None:  # an array of objects, which are looked at one by one
+        return None
     item = int(count[0]) * (4 if kind == "U" else 1)  # U counts characters
     shape, strides = tuple(interface["shape"]), interface.get("strides")
     first = interface["data"][0]

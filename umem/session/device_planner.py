@@ -120,7 +120,7 @@ class DevicePlanner:
 
     @property
     def _takes_turns(self) -> bool:
-        return self._judge is not None and self._judge.takes_turns
+        return (judge := self._judge) is not None and judge.takes_turns
 
     def step_ended(self, *, recorded: bool) -> None:
         """Take the end of a step that used the device.
@@ -137,14 +137,15 @@ class DevicePlanner:
             self._due.add(plan)
         alike = self._last in (0, plan) and self._layouts.settled(plan)
         self._last = plan
-        if self._judge is not None:
-            self._judge_step(self._judge, status, cost, alike=alike)
+        if (judge := self._judge) is not None:
+            self._judge_step(judge, status, cost, alike=alike)
         if plan:
             self._plan_without_layout(plan)
             self._follow_rates(plan)
-            testing = alike and self._judge is not None and self._judge.busy
+            judge = self._judge
+            testing = alike and judge is not None and judge.busy
             self.schedule.followed(plan, testing=testing)
-            if self._judge is not None and self._judge.tries_again(plan):
+            if judge is not None and judge.tries_again(plan):
                 self.schedule.wants_step = True
         elif self.schedule.left(recorded=recorded):
             self._plan(cost if cost and _without_plan(status) else None)
@@ -154,9 +155,9 @@ class DevicePlanner:
         found = self._plans.followed(plan)
         if plan not in self._due or found is None:
             return
-        if self._judge is not None and self._judge.compares(plan):
+        if (judge := self._judge) is not None and judge.compares(plan):
             return
-        self._due.remove(plan)
+        self._due.discard(plan)  # a handler may have set another budget
         self._plan_again(plan, *found)
 
     def _follow_rates(self, plan: int) -> None:
@@ -171,9 +172,10 @@ class DevicePlanner:
         steps = self._followed[plan]
         if steps >= _FIRST_LOOK and steps.bit_count() == 1:
             self._looks.add(plan)
-        if plan not in self._looks or (self._judge is not None and self._judge.compares(plan)):
+        judge = self._judge
+        if plan not in self._looks or (judge is not None and judge.compares(plan)):
             return
-        self._looks.remove(plan)
+        self._looks.discard(plan)
         step, trace = found
         device = self._device()
         rates = [
@@ -338,10 +340,10 @@ class DevicePlanner:
         spare: SparePlan | None,
     ) -> None:
         """Begin to compare the plan, its spare plan and lru in its steps."""
-        if self._judge is None:
+        if (judge := self._judge) is None:
             choices = [Choice.FIRST, *([Choice.SECOND] if spare else []), Choice.NONE]
-            self._judge = PlanJudge(choices, hides_transfers=device.hides_transfers)
-        choice = self._judge.begin(number, without)
+            judge = self._judge = PlanJudge(choices, hides_transfers=device.hides_transfers)
+        choice = judge.begin(number, without)
         if choice is not None:
             self._plans.follow(choice, number, final=False)
 

@@ -189,18 +189,18 @@ class Layouts:
         self._made[number] = made
 
     def _install(self, number: int) -> None:
-        if number not in self._made:
+        if (found := self._made.get(number)) is None:
             if self._stays:  # others leave for it, and its steps may be over
                 self._clear()
             return
-        made, stays = self._made[number].layout, self._made[number].resident
+        made, stays = found.layout, found.resident
         try:
             core.install_layout(made.sizes, made.offsets, made.bytes, self._device, stays)
         except StateError:
             return  # blocks of the previous layout are alive; a later step retries
         except UmemError as error:
             _log.info("plan %d is used without its layout: %s", number, error)
-            del self._made[number]
+            self._made.pop(number, None)
             return
         if number != self._installed:
             self._strays, self._gone, self._patience = 0, 0, 1

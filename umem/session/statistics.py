@@ -48,9 +48,9 @@ def _ordinal(device: int | torch.device | str) -> int:
     served = "cpu" if core.current_options().device == "soft" else "cuda"
     if named.type != served:
         raise ConfigError(f"umem.stats({device!r}): umem serves torch's device {served}")
-    if named.index is None:
+    if named.index is None and served == "cuda":
         return int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
-    return int(named.index)
+    return int(named.index or 0)
 
 
 def reset_peak_stats() -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -481,6 +481,8 @@ def _replay(
             f"the step's tensors have {format_bytes(int(total))} together; allowed: "
             f"{format_bytes(_PLANNED)}"
         )
+    # The replay allocates whole tensors, at addresses of its own.
+    step = replace(step, place=None, whole=None, offset=None)
     name, policy = registry.name_of(policy), registry.make(policy)
     room = max(budget // PAGE_BYTES * PAGE_BYTES, min_budget(step))
     plan: Plan | None = None
