@@ -28,7 +28,10 @@ Status Machine::open(const Options& options) {
   Options timed = options;
   timed.timed = true;
   session_ = runtime::session_record();
-  UMEM_RETURN_IF_ERROR(runtime::start(timed));
+  if (Status status = runtime::start(timed); !status.ok()) {
+    runtime::restore(std::move(session_));
+    return status;
+  }
   runs_steps();
   start_step(runtime::stats());
   return {};

@@ -159,7 +159,13 @@ Result<Stats> device_stats(int ordinal) {
 SessionRecord session_record() {
   State& s = state();
   const std::lock_guard registry(s.registry);
-  SessionRecord record{s.options, s.last, s.steps, s.plans_rolled_back, s.thrashed_bytes, {}, {}};
+  SessionRecord record;
+  record.options = s.options;
+  record.last = s.last;
+  record.steps = s.steps;
+  record.plans_rolled_back = s.plans_rolled_back;
+  record.thrashed_bytes = s.thrashed_bytes;
+  record.unmanaged_bytes = s.unmanaged.most_bytes();
   {
     const std::lock_guard lock(s.faults_mutex);
     record.faults_of = s.faults_of;
@@ -174,11 +180,13 @@ SessionRecord session_record() {
 void restore(SessionRecord record) {
   State& s = state();
   const std::lock_guard registry(s.registry);
+  if (s.accepting || s.opened != 0) return;
   s.options = std::move(record.options);
   s.last = record.last;
   s.steps = record.steps;
   s.plans_rolled_back = record.plans_rolled_back;
   s.thrashed_bytes = record.thrashed_bytes;
+  s.unmanaged.set_most_bytes(record.unmanaged_bytes);
   {
     const std::lock_guard lock(s.faults_mutex);
     s.faults_of = std::move(record.faults_of);

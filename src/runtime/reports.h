@@ -32,12 +32,12 @@ UMEM_API std::vector<std::pair<std::string, std::uint64_t>> faults_by_operator()
 struct SessionRecord {
   Options options;
   Stats last;
-  std::uint64_t steps = 0, plans_rolled_back = 0, thrashed_bytes = 0;
+  std::uint64_t steps = 0, plans_rolled_back = 0, thrashed_bytes = 0, unmanaged_bytes = 0;
   std::unordered_map<std::string, std::uint64_t> faults_of;
   std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>>
       calls;  // by device: allocations, frees, refusals
 };
-// While no device is open. A replay runs in between.
+// A replay runs in between. `restore` changes nothing if a session has begun, or a device is open.
 UMEM_API SessionRecord session_record();
 UMEM_API void restore(SessionRecord record);
 

@@ -23,6 +23,7 @@ class Unmanaged {
     ended_ = true;
     most_ = 0;
   }
+  void set_most_bytes(std::uint64_t bytes) noexcept { most_ = bytes; }
   // The most bytes that the operators of one step used, by the largest use of each storage.
   std::uint64_t most_bytes() const noexcept { return most_; }
 

@@ -638,24 +638,23 @@ def test_the_python_observer_takes_no_other_mode_and_leaves_on_its_thread_only()
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
-@pytest.mark.parametrize("where", ["compares", "__init__"])
 def test_planning_goes_on_where_a_handler_sets_the_budget(
-    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Between a check of the planner's and what follows it, in each step that plans."""
-    plainly, budgets = getattr(PlanJudge, where), itertools.cycle(("13MiB", "12MiB"))
+    plainly, budgets = PlanJudge.compares, itertools.cycle(("13MiB", "12MiB"))
     calls = []
 
-    def interrupted(self: PlanJudge, *given: Any, **named: Any) -> Any:
-        found = plainly(self, *given, **named)
-        calls.append(where)
+    def interrupted(self: PlanJudge, plan: int) -> bool:
+        found = plainly(self, plan)
+        calls.append(plan)
         umem.set_budget(next(budgets))
         return found
 
     umem.disable()
     with umem.enable(device="soft", budget="12MiB"):
         training = Training(None)
-        monkeypatch.setattr(PlanJudge, where, interrupted)
+        monkeypatch.setattr(PlanJudge, "compares", interrupted)
         for i in range(14):
             training._step(i)
         del training

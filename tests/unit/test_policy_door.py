@@ -369,9 +369,39 @@ def test_a_step_in_pieces_or_of_another_programs_addresses_is_that_step() -> Non
 
 
 def test_a_simulation_leaves_the_sessions_figures() -> None:
-    before = umem.stats(), core.current_options().device, umem.stats(0)
+    torch = pytest.importorskip("torch")
+    foreign = torch.ones(1 << 21)  # 8 MiB
+    with umem.enable(budget="64MiB", device="soft:h200-pcie5", policy="lru"):
+        for _ in range(3):
+            used = foreign + 1
+            umem.step()
+        del used
+    before = umem.stats(), core.current_options().profile, umem.stats(0)
+    assert before[0].peak_unmanaged_bytes >= 8 << 20
     umem.simulate(training(6), "lru", budget="50%")
-    assert (umem.stats(), core.current_options().device, umem.stats(0)) == before
+    assert (umem.stats(), core.current_options().profile, umem.stats(0)) == before
+
+
+def test_a_session_that_begins_during_a_replay_keeps_its_options() -> None:
+    options = core.Options()
+    options.budget_bytes, options.policy, options.profile = 64 << 20, "lru", "a100-pcie4"
+    replay = core.Replay(options)
+    block = core.allocate(4 << 20)
+    replay.close()
+    assert core.current_options().profile == "a100-pcie4"
+    core.release(block)
+    core.stop()
+
+
+def test_a_plain_step_is_passed_to_a_policy_as_it_is() -> None:
+    trace, seen = training(4), []
+
+    def same(given: StepTrace, device: object, budget: int) -> Plan:
+        seen.append(given is trace)
+        return Plan(given)
+
+    umem.simulate(trace, same, budget="100%")
+    assert seen == [True]
 
 
 def test_a_budget_without_end_and_what_comes_after_it() -> None:

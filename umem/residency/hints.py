@@ -288,12 +288,19 @@ def exclude(
     if target is None and predicate is None:
         return PinHandle("exclude", [core.exempt_all(tag or "", least, most)])
     chosen = _chosen(target, tag, least, most, predicate)
-    if target is not None:
+    try:
         return PinHandle("exclude", [core.hold(chosen, "exempt", [])] if chosen else [])
-    held = []
-    for span in chosen:
-        with contextlib.suppress(ConfigError):  # freed since, by another thread or the predicate
-            held.append(core.hold([span], "exempt", []))
+    except ConfigError:
+        if target is not None:
+            raise
+    held: list[int] = []
+    try:
+        for span in chosen:
+            with contextlib.suppress(ConfigError):  # freed by another thread, or the predicate
+                held.append(core.hold([span], "exempt", []))
+    except BaseException:
+        PinHandle("exclude", held).remove()
+        raise
     return PinHandle("exclude", held)
 
 

@@ -481,8 +481,11 @@ def _replay(
             f"the step's tensors have {format_bytes(int(total))} together; allowed: "
             f"{format_bytes(_PLANNED)}"
         )
-    # The replay allocates whole tensors, at addresses of its own.
-    step = replace(step, place=None, whole=None, offset=None)
+    # The replay allocates each tensor by itself, at an address of its own.
+    if step.whole is not None:
+        step = replace(step, whole=None, offset=None, cut=None)
+    if step.place is not None:
+        step = replace(step, place=None)
     name, policy = registry.name_of(policy), registry.make(policy)
     room = max(budget // PAGE_BYTES * PAGE_BYTES, min_budget(step))
     plan: Plan | None = None

@@ -220,8 +220,10 @@ class PagedOptimizer(OfOptimizer):
             self.remove()
             return None
         if self._host is not None:
-            self._check_host_step(closure)
-            self._choose()
+            with self._turn.take("step()"):  # and it is not removed
+                if self._host is not None:
+                    self._check_host_step(closure)
+                    self._choose()
         if self._release is not None:
             self._release.step_begins()
         if self._host is None and (closure or not acting()):
@@ -526,7 +528,7 @@ def _before_hooks(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
 
 
 def _move_last(hooks: Any, number: int) -> None:
-    if number in hooks:
+    with contextlib.suppress(KeyError):  # removed
         hooks.move_to_end(number)
 
 
