@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -10,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from support import schemas
+from support.frameworks import needs
 
 pytest.importorskip("torch", reason="the demo trains with torch")
-pytestmark = pytest.mark.skipif(  # imported by the test that needs it, and not at collection
-    importlib.util.find_spec("sklearn") is None, reason="the demo's digits come with scikit-learn"
-)
+pytestmark = needs("sklearn")  # imported by the tests, and not at collection
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

@@ -1,4 +1,4 @@
-"""Helpers for tests of frameworks other than torch."""
+"""Helpers for tests of frameworks and libraries other than torch."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -17,6 +16,7 @@ pytest.importorskip("torch", reason="the demo trains with torch")
 
 import torch
 from support import synthetic
+from support.frameworks import needs
 
 from umem import cli
 from umem.base.units import MIB
@@ -24,9 +24,7 @@ from umem.demo import data, plot, runner, table, worker, workloads
 from umem.demo.process import RunSpec, WorkerProcess
 from umem.errors import ConfigError, NotSupportedError, StateError
 
-pytestmark = pytest.mark.skipif(  # imported by the test that needs it, and not at collection
-    importlib.util.find_spec("sklearn") is None, reason="the demo's digits come with scikit-learn"
-)
+pytestmark = needs("sklearn")  # imported by the tests, and not at collection
 
 TINY: dict[str, workloads.Config] = {
     "resnet": workloads.ResNetConfig(width=4, blocks=(1, 1), image=8, batch=64),

@@ -6,7 +6,6 @@ be built for the installed torch; tests/integration/test_plan_model.py has one f
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import types
@@ -18,15 +17,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from support.frameworks import needs
 from torch import nn
 
 from umem.capture.models import networks
 from umem.errors import ConfigError, PlanError
 
-pytestmark = pytest.mark.skipif(  # imported by the tests, and not at collection
-    not all(map(importlib.util.find_spec, ("transformers", "diffusers"))),
-    reason="needs transformers and diffusers",
-)
+pytestmark = needs("transformers", "diffusers")  # imported by the tests, and not at collection
 
 BATCH = 2
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,

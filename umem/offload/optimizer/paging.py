@@ -52,8 +52,6 @@ _hosts: weakref.WeakSet[PagedOptimizer] = weakref.WeakSet()  # those that update
 
 
 class _Handle(Protocol):
-    id: int
-
     def remove(self) -> None: ...
 
 
@@ -95,7 +93,7 @@ class PagedOptimizer(OfOptimizer):
             self._choose()
         step_hook = optimizer.register_step_pre_hook(self._before_step)
         load_hook = optimizer.register_load_state_dict_pre_hook(self._loads)
-        self._step_hook = step_hook.id
+        self._step_hook, self._load_hook = step_hook.id, load_hook.id
         self._handles: list[_Handle] = [
             step_hook,
             load_hook,
@@ -104,9 +102,7 @@ class PagedOptimizer(OfOptimizer):
             optimizer.register_load_state_dict_post_hook(self._loaded),
             # A cleared gradient would lose the rest of a step's updates.
             FirstHook(optimizer, "zero_grad", functools.partial(self._check, "zero_grad()")),
-            FirstHook(
-                optimizer, "load_state_dict", functools.partial(self._loads_last, load_hook.id)
-            ),
+            FirstHook(optimizer, "load_state_dict", self._loads_last),
             MethodHook(optimizer, "__getstate__", self._copied),
         ]
         self._release = (
@@ -202,9 +198,9 @@ class PagedOptimizer(OfOptimizer):
         """
         _move_last(self._optimizer._optimizer_step_pre_hooks, self._step_hook)
 
-    def _loads_last(self, hook: int) -> None:
+    def _loads_last(self) -> None:
         # Hooks that the program has registered since adapt what is loaded.
-        _move_last(self._optimizer._optimizer_load_state_dict_pre_hooks, hook)
+        _move_last(self._optimizer._optimizer_load_state_dict_pre_hooks, self._load_hook)
 
     @untraced
     def _before_step(

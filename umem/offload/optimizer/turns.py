@@ -155,8 +155,6 @@ def _calls_of(optimizer: Optimizer, methods: Iterable[str]) -> dict[int, int]:
 class MethodHook(OfOptimizer):
     """A method of one optimizer that is replaced by another until `remove`."""
 
-    id = -1  # torch has no table of such hooks
-
     def __init__(self, optimizer: Optimizer, name: str, method: Callable[..., Any]) -> None:
         super().__init__(optimizer)
         self._name, self._now = name, method

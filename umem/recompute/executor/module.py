@@ -127,10 +127,8 @@ class OptimizedModule:
         self, why_not: str, tally: Tally | None = None, expected: Chosen | None = None
     ) -> None:
         """Report on this pass."""
-        report = self.report
-        report.dropped, report.dropped_bytes = (
-            (tally.dropped, tally.dropped_bytes) if tally is not None else (0, 0)
-        )
+        report, tally = self.report, tally or Tally()
+        report.dropped, report.dropped_bytes = tally.dropped, tally.dropped_bytes
         report.expected, report.why_not = expected, why_not
 
     def _applies(self) -> bool:
