@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/kept_names.h"
 #include "bindings/bind.h"
 #include "residency/op_family.h"
 #include "runtime/alloc.h"
@@ -50,12 +51,10 @@ std::unordered_map<std::uint64_t, PythonOp>& python_ops() {
   return *ops;
 }
 
-// Names of ops remain valid forever. There are as many as operators, and programs may invent some.
+// Names of ops remain valid forever.
 const char* lasting(const std::string& name) {
-  constexpr std::size_t kMost = 8192;
   static auto* names = new std::unordered_set<std::string>;
-  const bool full = names->size() >= kMost && !names->contains(name);
-  return names->insert(full ? "other" : name).first->c_str();
+  return names->insert(kept_name(*names, name)).first->c_str();
 }
 
 // `parts`: the offset and bytes used of the input with that index; other inputs are used whole.

@@ -144,7 +144,8 @@ RangeId Ledger::last_to_revive() const {
   std::uint64_t when = 0;
   int left = kMost;
   for (RangeId id = dead_list_.oldest; id != kNoRange && left-- > 0; id = units_[id].newer) {
-    const std::uint64_t then = units_[id].death + units_[id].idle;
+    std::uint64_t then = units_[id].death + units_[id].idle;
+    if (then < clock_) then = clock_ + (clock_ - then);
     if (last != kNoRange && then <= when) continue;
     last = id;
     when = then;

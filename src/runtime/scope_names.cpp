@@ -1,18 +1,17 @@
 #include "runtime/scope_names.h"
 
-#include <cstddef>
 #include <utility>
+
+#include "base/kept_names.h"
 
 namespace umem::runtime {
 
 static constinit thread_local std::uint32_t t_scope = 0;
-static constexpr std::size_t kMaxScopes = 8192;  // programs may invent names
 
 std::uint32_t ScopeNames::number_of(const std::string& name) {
   const std::lock_guard guard(mutex_);
-  const bool full = names_.size() >= kMaxScopes && !numbers_.contains(name);
   const auto [at, fresh] =
-      numbers_.emplace(full ? "other" : name, static_cast<std::uint32_t>(names_.size()));
+      numbers_.emplace(kept_name(numbers_, name), static_cast<std::uint32_t>(names_.size()));
   if (fresh) names_.push_back(at->first);
   return at->second;
 }

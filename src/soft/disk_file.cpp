@@ -132,8 +132,12 @@ bool DiskFile::reserve(std::size_t pages) {
 bool DiskFile::grow(std::size_t pages) {
   if (!is_own_ || capacity_ + pages > epoch_.capacity()) return false;
   const auto reserve = [&](std::size_t more) {
-    return disk_calls().reserve(files_[current_], static_cast<off_t>(capacity_ << kPageShift),
-                                static_cast<off_t>(more << kPageShift)) == 0;
+    const int file = files_[current_];
+    const auto end = static_cast<off_t>(capacity_ << kPageShift);
+    if (disk_calls().reserve(file, end, static_cast<off_t>(more << kPageShift)) == 0) return true;
+    // The file would keep what the refused call took: all that was free.
+    [[maybe_unused]] const int cut = ftruncate(file, end);
+    return false;
   };
   // Some more for later, within the limit and if the disk has room.
   const std::size_t left = limit_ - std::min(limit_, capacity_ + pages);

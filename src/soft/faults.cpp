@@ -105,4 +105,9 @@ void close_window(const void* ptr, std::size_t bytes) {
   g_device->book_transfer(moved, nullptr);
 }
 
+bool windows_are_limited() {
+  DeviceLock lock;
+  return g_device && g_device->pager.disk().on();
+}
+
 }  // namespace umem::soft

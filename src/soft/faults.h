@@ -2,6 +2,8 @@
 #pragma once
 #include <cstddef>
 
+#include "base/units.h"
+
 namespace umem::soft {
 
 // True if the address was a managed page, which is now accessible. Called on the faulting thread.
@@ -13,5 +15,9 @@ bool handle_fault(void* address, bool writes);
 enum class Window { kNone, kOpen, kRefused };
 Window open_window(const void* ptr, std::size_t bytes, bool writes);
 void close_window(const void* ptr, std::size_t bytes);
+// With a disk, what a window holds may be in RAM beyond the frames, so a longer one is made in
+// parts.
+constexpr std::size_t kLongestWindow = 8 * MiB;
+bool windows_are_limited();
 
 }  // namespace umem::soft

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -31,12 +32,23 @@
 namespace umem::soft {
 namespace {
 
-constexpr std::size_t kMaxParts = IOV_MAX;  // the kernel refuses more
+constexpr std::size_t kMaxParts = IOV_MAX;    // the kernel refuses more
+constexpr ssize_t kMostOfACall = 0x7ffff000;  // bytes; the kernel leaves the rest to another one
 
 // Checks addresses only: unmanaged memory costs nothing else.
 bool any_managed(const iovec* parts, std::size_t count) {
   return parts && std::any_of(parts, parts + std::min(count, kMaxParts),
                               [](const iovec& part) { return g_bounds.contain(part.iov_base); });
+}
+
+// A count beyond the kernel's is its to refuse.
+bool is_too_long(const iovec* parts, std::size_t count) {
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < count && count <= kMaxParts; ++i) {
+    if (parts[i].iov_len > SSIZE_MAX - bytes) return false;  // this, too
+    bytes += parts[i].iov_len;
+  }
+  return bytes > kLongestWindow && windows_are_limited();
 }
 
 // A window on buffers for the duration of a scope; it preserves the call's errno.
@@ -131,26 +143,71 @@ ssize_t with_access(const iovec& buffer, Access::Mode mode, Call call) {
   return with_access(&buffer, 1, mode, call);
 }
 
+// Calls that return how many bytes of the buffers, in their order, they have taken or filled: one
+// whose window would be too long is made as several. `goes_on`: whether it would wait for the rest.
+// `call`: makes it for some of the buffers, that many bytes after the first one.
+template <class GoesOn, class Call>
+ssize_t in_parts(const iovec* parts, int count, Access::Mode mode, GoesOn goes_on, Call call) {
+  if (!any_managed(parts, size_of(count)) || !is_too_long(parts, size_of(count)))
+    return with_access(parts, size_of(count), mode, [&] { return call(parts, count, 0); });
+  ssize_t all = 0;
+  for (const iovec* each = parts; each < parts + count && all < kMostOfACall; ++each)
+    for (std::size_t done = 0; done < each->iov_len && all < kMostOfACall;) {
+      const std::size_t left = std::min<std::size_t>(each->iov_len - done, kMostOfACall - all);
+      const iovec now =
+          part(static_cast<char*>(each->iov_base) + done, std::min(left, kLongestWindow));
+      const ssize_t moved = with_access(now, mode, [&] { return call(&now, 1, all); });
+      if (moved < 0) return all > 0 ? all : moved;
+      all += moved;
+      done += static_cast<std::size_t>(moved);
+      if (static_cast<std::size_t>(moved) < now.iov_len || !goes_on()) return all;
+    }
+  return all;
+}
+template <class GoesOn, class Call>
+ssize_t in_parts(const iovec& buffer, Access::Mode mode, GoesOn goes_on, Call call) {
+  return in_parts(&buffer, 1, mode, goes_on, [&](const iovec* now, int, ssize_t done) {
+    return call(now->iov_base, now->iov_len, done);
+  });
+}
+// A read returns what a pipe or socket has; writes wait, but where the file does not block.
+auto while_a_file(int fd) {
+  return [fd] {
+    struct stat found;
+    return fstat(fd, &found) == 0 && (S_ISREG(found.st_mode) || S_ISBLK(found.st_mode));
+  };
+}
+constexpr auto kAll = [] { return true; };
+
 ssize_t read_(int fd, void* p, std::size_t n) {
-  return with_access(part(p, n), kWrites, [&] { return ::read(fd, p, n); });
+  return in_parts(part(p, n), kWrites, while_a_file(fd),
+                  [&](void* to, std::size_t bytes, ssize_t) { return ::read(fd, to, bytes); });
 }
 ssize_t read_chk(int fd, void* p, std::size_t n, std::size_t) {
   return read_(fd, p, n);
 }
 ssize_t write_(int fd, const void* p, std::size_t n) {
-  return with_access(part(p, n), kReads, [&] { return ::write(fd, p, n); });
+  return in_parts(part(p, n), kReads, kAll, [&](const void* from, std::size_t bytes, ssize_t) {
+    return ::write(fd, from, bytes);
+  });
 }
 ssize_t pread_(int fd, void* p, std::size_t n, off_t at) {
-  return with_access(part(p, n), kWrites, [&] { return ::pread(fd, p, n, at); });
+  return in_parts(
+      part(p, n), kWrites, while_a_file(fd),
+      [&](void* to, std::size_t bytes, ssize_t done) { return ::pread(fd, to, bytes, at + done); });
 }
 ssize_t pread_chk(int fd, void* p, std::size_t n, off_t at, std::size_t) {
   return pread_(fd, p, n, at);
 }
 ssize_t pwrite_(int fd, const void* p, std::size_t n, off_t at) {
-  return with_access(part(p, n), kReads, [&] { return ::pwrite(fd, p, n, at); });
+  return in_parts(part(p, n), kReads, kAll, [&](const void* from, std::size_t bytes, ssize_t done) {
+    return ::pwrite(fd, from, bytes, at + done);
+  });
 }
 ssize_t recv_(int fd, void* p, std::size_t n, int flags) {
-  return with_access(part(p, n), kWrites, [&] { return ::recv(fd, p, n, flags); });
+  return in_parts(
+      part(p, n), kWrites, [&] { return (flags & (MSG_WAITALL | MSG_PEEK)) == MSG_WAITALL; },
+      [&](void* to, std::size_t bytes, ssize_t) { return ::recv(fd, to, bytes, flags); });
 }
 ssize_t recv_chk(int fd, void* p, std::size_t n, std::size_t, int flags) {
   return recv_(fd, p, n, flags);
@@ -164,33 +221,46 @@ ssize_t recvfrom_chk(int fd, void* p, std::size_t n, std::size_t, int flags, soc
   return recvfrom_(fd, p, n, flags, from, length);
 }
 ssize_t send_(int fd, const void* p, std::size_t n, int flags) {
-  return with_access(part(p, n), kReads, [&] { return ::send(fd, p, n, flags); });
+  return in_parts(part(p, n), kReads, kAll, [&](const void* from, std::size_t bytes, ssize_t) {
+    return ::send(fd, from, bytes, flags);
+  });
 }
 ssize_t sendto_(int fd, const void* p, std::size_t n, int flags, const sockaddr* to,
                 socklen_t length) {
   return with_access(part(p, n), kReads, [&] { return ::sendto(fd, p, n, flags, to, length); });
 }
 ssize_t readv_(int fd, const iovec* parts, int count) {
-  return with_access(parts, size_of(count), kWrites, [&] { return ::readv(fd, parts, count); });
+  return in_parts(parts, count, kWrites, while_a_file(fd),
+                  [&](const iovec* now, int n, ssize_t) { return ::readv(fd, now, n); });
 }
 ssize_t writev_(int fd, const iovec* parts, int count) {
-  return with_access(parts, size_of(count), kReads, [&] { return ::writev(fd, parts, count); });
+  return in_parts(parts, count, kReads, kAll,
+                  [&](const iovec* now, int n, ssize_t) { return ::writev(fd, now, n); });
 }
 ssize_t preadv_(int fd, const iovec* parts, int count, off_t at) {
-  return with_access(parts, size_of(count), kWrites,
-                     [&] { return ::preadv(fd, parts, count, at); });
+  return in_parts(
+      parts, count, kWrites, while_a_file(fd),
+      [&](const iovec* now, int n, ssize_t done) { return ::preadv(fd, now, n, at + done); });
 }
 ssize_t pwritev_(int fd, const iovec* parts, int count, off_t at) {
-  return with_access(parts, size_of(count), kReads,
-                     [&] { return ::pwritev(fd, parts, count, at); });
+  return in_parts(parts, count, kReads, kAll, [&](const iovec* now, int n, ssize_t done) {
+    return ::pwritev(fd, now, n, at + done);
+  });
+}
+// -1: where the file's position is.
+off_t moved_by(off_t at, ssize_t done) {
+  return at == -1 ? -1 : at + done;
 }
 ssize_t preadv2_(int fd, const iovec* parts, int count, off_t at, int flags) {
-  return with_access(parts, size_of(count), kWrites,
-                     [&] { return ::preadv2(fd, parts, count, at, flags); });
+  return in_parts(parts, count, kWrites, while_a_file(fd),
+                  [&](const iovec* now, int n, ssize_t done) {
+                    return ::preadv2(fd, now, n, moved_by(at, done), flags);
+                  });
 }
 ssize_t pwritev2_(int fd, const iovec* parts, int count, off_t at, int flags) {
-  return with_access(parts, size_of(count), kReads,
-                     [&] { return ::pwritev2(fd, parts, count, at, flags); });
+  return in_parts(parts, count, kReads, kAll, [&](const iovec* now, int n, ssize_t done) {
+    return ::pwritev2(fd, now, n, moved_by(at, done), flags);
+  });
 }
 ssize_t recvmsg_(int fd, msghdr* message, int flags) {
   if (!message) return ::recvmsg(fd, message, flags);
@@ -270,33 +340,57 @@ ssize_t vmsplice_(int fd, const iovec* parts, std::size_t count, unsigned flags)
     return with_access(parts, count, kWrites, splice);
   return copy_to_pipe(fd, parts, count, flags);
 }
-// If the kernel refuses a window these fail by themselves, and set the file's error.
-std::size_t fread_(void* p, std::size_t size, std::size_t n, std::FILE* file) {
+// If the kernel refuses a window these fail by themselves, and set the file's error. `call` is one
+// of them for the file.
+template <class Call>
+std::size_t on_stream(const void* p, std::size_t size, std::size_t n, std::FILE* file,
+                      Access::Mode mode, Call call) {
   const iovec buffer = part(p, size * n);
-  const Access access(&buffer, 1, kWrites);
-  return std::fread(p, size, n, file);
+  if (!any_managed(&buffer, 1) || !is_too_long(&buffer, 1)) {
+    const Access access(&buffer, 1, mode);
+    return call(buffer.iov_base, size, n);
+  }
+  std::size_t done = 0;
+  flockfile(file);  // no other thread's bytes come between
+  while (done < buffer.iov_len) {
+    const iovec now = part(static_cast<char*>(buffer.iov_base) + done,
+                           std::min(buffer.iov_len - done, kLongestWindow));
+    const Access access(&now, 1, mode);
+    const std::size_t moved = call(now.iov_base, 1, now.iov_len);
+    done += moved;
+    if (moved < now.iov_len) break;
+  }
+  funlockfile(file);
+  return done / size;
+}
+std::size_t fread_(void* p, std::size_t size, std::size_t n, std::FILE* file) {
+  return on_stream(p, size, n, file, kWrites, [&](void* to, std::size_t each, std::size_t count) {
+    return std::fread(to, each, count, file);
+  });
 }
 std::size_t fread_chk(void* p, std::size_t, std::size_t size, std::size_t n, std::FILE* file) {
   return fread_(p, size, n, file);
 }
 std::size_t fwrite_(const void* p, std::size_t size, std::size_t n, std::FILE* file) {
-  const iovec buffer = part(p, size * n);
-  const Access access(&buffer, 1, kReads);
-  return std::fwrite(p, size, n, file);
+  return on_stream(p, size, n, file, kReads,
+                   [&](const void* from, std::size_t each, std::size_t count) {
+                     return std::fwrite(from, each, count, file);
+                   });
 }
 std::size_t fread_unlocked_(void* p, std::size_t size, std::size_t n, std::FILE* file) {
-  const iovec buffer = part(p, size * n);
-  const Access access(&buffer, 1, kWrites);
-  return ::fread_unlocked(p, size, n, file);
+  return on_stream(p, size, n, file, kWrites, [&](void* to, std::size_t each, std::size_t count) {
+    return ::fread_unlocked(to, each, count, file);
+  });
 }
 std::size_t fread_unlocked_chk(void* p, std::size_t, std::size_t size, std::size_t n,
                                std::FILE* file) {
   return fread_unlocked_(p, size, n, file);
 }
 std::size_t fwrite_unlocked_(const void* p, std::size_t size, std::size_t n, std::FILE* file) {
-  const iovec buffer = part(p, size * n);
-  const Access access(&buffer, 1, kReads);
-  return ::fwrite_unlocked(p, size, n, file);
+  return on_stream(p, size, n, file, kReads,
+                   [&](const void* from, std::size_t each, std::size_t count) {
+                     return ::fwrite_unlocked(from, each, count, file);
+                   });
 }
 int sigaction_(int number, const struct sigaction* action, struct sigaction* previous) {
   if (number == SIGSEGV) return chain_sigaction(action, previous);

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/kept_names.h"
 #include "python/lock.h"
 #include "residency/op_family.h"
 #include "torch_ext/observer.h"
@@ -19,13 +20,10 @@ namespace py = pybind11;
 namespace umem::torch_ext {
 namespace {
 
-constexpr std::size_t kMaxKernels = 8192;  // programs may invent names
-
 // Never destroyed: traces and plans keep the name. With the GIL held.
 const OpInfo& info_of(const std::string& name) {
   static auto* known = new std::unordered_map<std::string, OpInfo>;
-  const bool full = known->size() >= kMaxKernels && !known->contains(name);
-  const auto [found, made] = known->try_emplace(full ? "other" : name);
+  const auto [found, made] = known->try_emplace(kept_name(*known, name));
   OpInfo& info = found->second;
   if (made) {
     info.name = info.key = found->first;

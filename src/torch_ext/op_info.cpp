@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/kept_names.h"
 #include "residency/op_family.h"
 
 namespace umem::torch_ext {
@@ -21,9 +22,6 @@ using residency::family_of;
 using residency::kAccumulate;
 using residency::kEvaluate;
 using residency::kOptimizerStep;
-
-// Programs may invent names (record_function("step 17")); the table must not grow with them.
-constexpr std::size_t kMaxOps = 8192;
 
 constexpr std::string_view kFactories[] = {
     "aten::empty",     "aten::empty_strided",     "aten::empty_like",
@@ -192,7 +190,7 @@ const OpInfo& OpInfoCache::find(const at::RecordFunction& fn) {
   if (!info) {
     auto made = std::make_unique<OpInfo>(describe(fn, name));
     std::unique_lock lock(table.mutex);
-    if (table.infos.size() >= kMaxOps) {
+    if (table.infos.size() >= kMaxNames) {
       overflow_ = *made;
       return overflow_;
     }

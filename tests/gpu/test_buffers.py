@@ -106,6 +106,9 @@ def test_streams_of_memory_stay_until_umem_goes_off(program: Program) -> None:
         def __cuda_stream__(self): return (0, self.stream.cuda_stream)
     owned = [Owned(stream) for stream in streams]
     first, second = map(weakref.ref, owned)
+    buffer = umem.Buffer(4 * MIB)
+    buffer.__dlpack__(stream=streams[0].cuda_stream)  # by its number alone
+    del buffer
     buffer = umem.Buffer(4 * MIB, stream=owned[0])
     buffer.record_stream(owned[1])
     del owned
@@ -124,6 +127,7 @@ def test_what_a_buffer_refuses(program: Program) -> None:
     program(
         TOOLS
         + """
+    import numpy
     raises(umem.StateError, "umem.enable()", lambda: umem.Buffer(4))
     enable()
     count = torch.cuda.device_count()
@@ -133,6 +137,7 @@ def test_what_a_buffer_refuses(program: Program) -> None:
     raises(umem.NotSupportedError, "per-thread", lambda: umem.Buffer(4, stream=2))
     raises(TypeError, "is not a CUDA stream", lambda: umem.Buffer(4, stream="0"))
     raises(umem.OutOfMemoryError, "asked for 1024.00 GiB", lambda: umem.Buffer(1 << 40))
+    assert umem.Buffer(numpy.prod((2, 2))).shape == (4,)  # the sizes of numpy's programs
     buffer = umem.Buffer(4)
     raises(BufferError, "ambiguous", lambda: buffer.__dlpack__(stream=0))
     raises(BufferError, "per-thread", lambda: buffer.__dlpack__(stream=2))
@@ -153,6 +158,8 @@ def test_a_capturing_stream_gets_no_memory(program: Program) -> None:
         raises(umem.StateError, "before the capture", lambda: umem.Buffer(4, stream=side))
         raises(umem.StateError, "hand the memory over before",
                lambda: before.record_stream(side))
+        raises(BufferError, "hand the memory over before",
+               lambda: before.__dlpack__(stream=side.cuda_stream))
         y = x.clone()
     graph.replay()
     torch.cuda.synchronize()

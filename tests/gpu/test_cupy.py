@@ -115,6 +115,9 @@ def test_cupys_out_of_memory_is_cupys_and_umems(program: Program) -> None:
         cupy.cuda.alloc(1 << 40)
     except runtime.CUDARuntimeError as error:
         assert error.status == 2  # cudaErrorMemoryAllocation
+        import pickle
+        sent = pickle.loads(pickle.dumps(error))  # as by a worker process
+        assert type(sent) is type(error) and str(sent) == str(error)
     assert held.holders() == {}
     """
     )

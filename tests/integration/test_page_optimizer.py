@@ -815,6 +815,38 @@ def test_hooks_of_a_later_time_come_before_the_update(update: str) -> None:
 
 
 @pytest.mark.parametrize("update", ["device", "host"])
+def test_hooks_of_a_later_time_read_gradients_before_they_are_released(update: str) -> None:
+    """Each step, also the first one that has the hook, and beside hooks that end."""
+
+    def trained(page: bool) -> tuple[list[torch.Tensor], list[float], int]:
+        net = made_net()
+        optimizer = adam(net.parameters(), fused=True)  # as the host updates
+        read: list[float] = []
+        if page:
+            umem.page_optimizer(optimizer, release_gradients=True, update=update)
+        left = 0
+        for step in range(4):
+            if step == 1:
+                for p in net.parameters():
+                    p.register_post_accumulate_grad_hook(lambda q: read.append(float(q.grad.sum())))
+            optimizer.zero_grad()
+            net(torch.ones(2, SIDE)).square().mean().backward()
+            left = sum(p.grad is not None for p in net.parameters())
+            optimizer.step()
+        return [p.detach().clone() for p in net.parameters()], read, left
+
+    plain, read, _ = trained(page=False)
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        got, also_read, left = trained(page=True)
+        assert also_read == read
+        assert len(read) == 3 * 2 * LAYERS
+        assert left == 0  # released again
+        assert all(map(torch.equal, plain, got))
+        del got
+        gc.collect()
+
+
+@pytest.mark.parametrize("update", ["device", "host"])
 def test_a_step_that_dynamo_has_wrapped_is_a_step(
     update: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

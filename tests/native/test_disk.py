@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -18,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.driver import DEVICE, HOST, OUT_OF_MEMORY, PAGE, SUCCESS, Driver, opened
+from support.system_calls import Span, call, parts_of
 
 from umem.errors import ConfigError
 
@@ -195,10 +199,10 @@ def test_a_call_that_ends_on_a_full_disk_says_so(
     driver: Driver, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ptr = fill(driver)
-    reader, writer = os.pipe()
+    reader, writer = socket.socketpair()
     data = (ctypes.c_char * (6 * PAGE)).from_address(ptr)
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(os.readv, reader, [data])
+        call = pool.submit(reader.recvmsg_into, [data])
         for _ in range(1000):
             time.sleep(0.01)
             if driver.states(ptr + 5 * PAGE, 1) == ["device"]:  # the last one: all are held
@@ -206,10 +210,10 @@ def test_a_call_that_ends_on_a_full_disk_says_so(
         assert "host" in driver.states(ptr, 6)  # others need more than two frames
         for nth in range(1, 400):
             disk.fail("write", nth, "EIO")
-        os.write(writer, b"x")
-        assert call.result() == 1
-    os.close(reader)
-    os.close(writer)
+        writer.send(b"x")
+        assert call.result()[0] == 1
+    reader.close()
+    writer.close()
     assert capfd.readouterr().err.count("umem: warning: writing the file in") == 1
     refused = driver.calls.cuMemPrefetchAsync(ptr + 6 * PAGE, 18 * PAGE, HOST, 0, driver.stream)
     assert refused == OUT_OF_MEMORY
@@ -360,11 +364,15 @@ def test_a_copy_that_could_not_be_written_may_be_written_to(driver: Driver) -> N
         check(driver, ptr, page, page + 9)
 
 
-def test_a_full_disk_is_noticed_at_the_allocation(driver: Driver) -> None:
+def test_a_full_disk_is_noticed_at_the_allocation(driver: Driver, tmp_path: Path) -> None:
     ptr = fill(driver, 10)
+    open_files = [*Path("/proc/self/fd").iterdir()]
+    (file,) = [it for it in open_files if str(it.resolve()).startswith(str(tmp_path))]
+    blocks = file.stat().st_blocks
     for nth in (1, 2):  # with some room for later, and without
         disk.fail("reserve", nth, "ENOSPC")
     assert driver.calls.cuMemAllocManaged(100 * PAGE, 1) == (OUT_OF_MEMORY, 0)
+    assert file.stat().st_blocks == blocks  # the rest is for others
     for page in range(10):
         check(driver, ptr, page, page)
 
@@ -583,6 +591,101 @@ def test_system_calls_on_pages_in_every_state(driver: Driver, late: int, tmp_pat
         path.unlink()
     for page in range(PAGES):
         check(driver, ptr, page, page)
+
+
+def of_file(name: str, fd: int, span: Span) -> int:
+    """Call it for the file from its start; ends it for a function of streams."""
+    ptr, size = ctypes.c_void_p(span[0]), ctypes.c_size_t(span[1])
+    if name.startswith("f"):
+        libc = ctypes.CDLL(None)
+        libc.fdopen.restype = ctypes.c_void_p
+        file = ctypes.c_void_p(libc.fdopen(os.dup(fd), b"r+b"))
+        done = call(name, ptr, ctypes.c_size_t(1), size, file)
+        assert libc.fclose(file) == 0
+        return done
+    at = [ctypes.c_long(0)] if name.startswith("p") else []
+    if "v" not in name:
+        return call(name, fd, ptr, size, *at)
+    cut = PAGE + 1  # no part is a multiple of what is taken at once
+    parts = parts_of([(span[0], cut), (span[0] + cut, span[1] - cut)])
+    return call(name, fd, parts, 2, *at, *([0] if name.endswith("2") else []))
+
+
+def status(name: str) -> int:
+    """A row of /proc/self/status, in bytes."""
+    (row,) = re.findall(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)
+    return int(row) << 10
+
+
+@contextlib.contextmanager
+def little_memory(most: int) -> Iterator[None]:
+    """At no time within it does the process have so many pages more than before."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
+    before = status("VmRSS")
+    yield
+    assert status("VmHWM") - before <= most * PAGE
+
+
+@pytest.mark.parametrize(
+    ("out", "back"),
+    [
+        ("write", "read"),
+        ("pwrite", "pread"),
+        ("writev", "readv"),
+        ("pwritev", "preadv"),
+        ("pwritev2", "preadv2"),
+        ("fwrite", "fread"),
+        ("fwrite_unlocked", "fread_unlocked"),
+    ],
+)
+def test_a_long_call_on_a_file_needs_little_memory_beside_the_frames(
+    driver: Driver, tmp_path: Path, out: str, back: str
+) -> None:
+    """A checkpoint of a tensor that is larger than the budget."""
+    ptr = fill(driver)
+    path, size = tmp_path / "copy", 20 * PAGE
+    path.touch()
+    for name in (out, back):
+        fd = os.open(path, os.O_RDWR)
+        with little_memory(6):  # four at once
+            assert of_file(name, fd, (ptr + PAGE, size)) == size
+        os.close(fd)
+        if name == out:
+            data = path.read_bytes()
+            assert len(data) == size
+            assert [data[i * PAGE] for i in range(20)] == [*range(1, 21)]
+            for page in range(PAGES):
+                write(driver, ptr, page, 99)
+    for page in range(PAGES):
+        check(driver, ptr, page, page if 1 <= page < 21 else 99)
+    path.write_bytes(data[: size - 100])  # it ends earlier
+    fd = os.open(path, os.O_RDWR)
+    assert of_file(back, fd, (ptr + PAGE, size)) == size - 100
+    os.close(fd)
+
+
+def test_a_call_takes_no_more_than_the_kernel_would(driver: Driver) -> None:
+    """Programs may keep what it returns in 32 bits."""
+    ptr = fill(driver, 4)
+    with Path(os.devnull).open("wb", buffering=0) as file:
+        parts = [(ctypes.c_char * (4 * PAGE)).from_address(ptr)] * 300
+        assert os.writev(file.fileno(), parts) == 0x7FFFF000
+
+
+def test_a_long_call_on_a_socket_needs_little_memory_beside_the_frames(driver: Driver) -> None:
+    ptr, size = fill(driver), ctypes.c_size_t(12 * PAGE)
+    left, right = socket.socketpair()
+    with left, right, ThreadPoolExecutor(1) as pool, little_memory(10):  # both have four at once
+        sent = pool.submit(call, "send", left.fileno(), ctypes.c_void_p(ptr), size, 0)
+        to = ctypes.c_void_p(ptr + 12 * PAGE)
+        assert call("recv", right.fileno(), to, size, socket.MSG_WAITALL) == size.value
+        assert sent.result() == size.value
+        for page in range(PAGES):
+            check(driver, ptr, page, page % 12)
+        # A call that does not wait takes what there is room for, or returns what there is.
+        some = call("send", left.fileno(), ctypes.c_void_p(ptr), size, socket.MSG_DONTWAIT)
+        assert 0 < some < size.value
+        assert call("recv", right.fileno(), to, size, 0) == some
 
 
 @pytest.mark.parametrize(

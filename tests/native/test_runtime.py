@@ -599,6 +599,24 @@ def test_dead_memory_that_serves_again_last_is_dropped_first(blocks: Blocks) -> 
     assert sum(dropped[2:]) <= 80  # of 216
 
 
+@pytest.mark.parametrize(("before", "after"), [((16, 20), (5, 6, 7, 8)), ((30,), (4, 6, 8, 10))])
+def test_dead_memory_of_a_phase_that_is_over_is_dropped_before_what_serves_still(
+    blocks: Blocks, before: tuple[int, ...], after: tuple[int, ...]
+) -> None:
+    """As after an evaluation with other shapes: the time when its memory would serve is past."""
+    _core.start(options(44 * MIB, min_swap_bytes=PAGE))
+
+    def dropped(sizes: tuple[int, ...]) -> int:
+        earlier = _core.stats()["bytes_discarded"]
+        for size in sizes:
+            blocks.drop(blocks.take(size * MIB))
+        return int(_core.stats()["bytes_discarded"] - earlier)
+
+    assert [dropped(before) for _ in range(4)] == [0] * 4
+    assert sum(dropped(after) for _ in range(2)) > 0
+    assert [dropped(after) for _ in range(4)] == [0] * 4
+
+
 def test_the_guard_bounds_managed_memory(blocks: Blocks) -> None:
     _core.start(options(16 * MIB, device_bytes=32 * MIB, guard=True))
     blocks.take(16 * MIB)

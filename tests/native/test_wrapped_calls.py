@@ -19,16 +19,11 @@ from pathlib import Path
 
 import pytest
 from support.driver import FRAMES, HOST, PAGE, Driver
-from support.system_calls import as_buffer, evicted
+from support.system_calls import Part, Span, as_buffer, call, evicted, parts_of
 
 KIB = 1 << 10
 BAD = 8  # an unmapped address
 NONBLOCK = 2  # SPLICE_F_NONBLOCK
-Span = tuple[int, int]  # address, bytes
-
-
-class Part(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("bytes", ctypes.c_size_t))
 
 
 class Header(ctypes.Structure):
@@ -47,24 +42,12 @@ class Message(ctypes.Structure):
     _fields_ = (("header", Header), ("bytes", ctypes.c_uint32))
 
 
-def parts_of(spans: list[Span]) -> ctypes.Array[Part]:
-    return (Part * len(spans))(*(Part(*span) for span in spans))
-
-
 def messages_of(lists: list[list[Span]]) -> ctypes.Array[Message]:
     messages = (Message * len(lists))()
     for message, spans in zip(messages, lists, strict=True):
         message.header.parts = parts_of(spans)
         message.header.part_count = len(spans)
     return messages
-
-
-def call(name: str, *arguments: object) -> int:
-    """Return the result of the C library's function, looked up by name."""
-    function = ctypes.CDLL(None, use_errno=True)[name]
-    function.restype = ctypes.c_ssize_t if "mmsg" not in name else ctypes.c_int
-    ctypes.set_errno(0)
-    return int(function(*arguments))
 
 
 def between_processes(name: str, process: int, local: list[Span], remote: list[Span]) -> int:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from support.driver import HOST, PAGE, Driver
 
+Span = tuple[int, int]  # address, bytes
+
 
 def as_buffer(ptr: int, nbytes: int) -> memoryview:
     """Managed memory as Python sees a tensor's: a buffer that faults when touched."""
@@ -58,3 +60,19 @@ def reading(ptr: int, nbytes: int) -> Iterator[Callable[[bytes], None]]:
             assert result == [len(data)]
 
         yield end
+
+
+class Part(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("bytes", ctypes.c_size_t))
+
+
+def parts_of(spans: list[Span]) -> ctypes.Array[Part]:
+    return (Part * len(spans))(*(Part(*span) for span in spans))
+
+
+def call(name: str, *arguments: object) -> int:
+    """Return the result of the C library's function, looked up by name."""
+    function = ctypes.CDLL(None, use_errno=True)[name]
+    function.restype = ctypes.c_ssize_t if "mmsg" not in name else ctypes.c_int
+    ctypes.set_errno(0)
+    return int(function(*arguments))

@@ -22,7 +22,8 @@ _VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    # A batch script has all but the number of a step's tasks, which srun gives to what it starts.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )  # fmt: skip
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "ray", "horovodrun")

@@ -160,8 +160,9 @@ def on_gpu() -> bool:
 
 
 def _keep(device: int, handle: int, stream: object) -> None:
-    if handle:
-        _streams.setdefault((device, handle), stream)
+    # A number, such as that of a DLPack consumer, keeps nothing alive: an object replaces it.
+    if handle and isinstance(_streams.get((device, handle), handle), int):
+        _streams[device, handle] = stream
 
 
 def _check_place(device: int, handle: int) -> None:

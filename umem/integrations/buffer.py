@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, StateError
@@ -135,7 +136,11 @@ class Buffer:
         """
         dlpack.check_request(self.__dlpack_device__(), dl_device, copy)
         if self._on_gpu and stream != -1:  # -1: the consumer waits itself
-            self._live().also_on(_consumer(stream))
+            block, consumer = self._live(), _consumer(stream)
+            try:
+                block.also_on(consumer)
+            except StateError as error:
+                raise BufferError(str(error)) from error
         return dlpack.place_on(_capsule(self, max_version), *self.__dlpack_device__())
 
     def _live(self) -> ExternalBlock:
@@ -182,9 +187,9 @@ def _consumer(stream: int | None) -> int:
 
 def _shape(shape: object) -> tuple[int, ...]:
     sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
-    if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sizes):
+    if not all(isinstance(n, Integral) and not isinstance(n, bool) and n >= 0 for n in sizes):
         raise ConfigError(f"umem.Buffer({shape!r}): allowed: a size >= 0, or a tuple of such sizes")
-    return tuple(sizes)
+    return tuple(map(int, sizes))
 
 
 def _dtype(dtype: Any) -> np.dtype[Any]:

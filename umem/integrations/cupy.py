@@ -34,7 +34,7 @@ def malloc(nbytes: int) -> Any:
     try:
         block = ExternalBlock(nbytes, "cupy", device, cuda.get_current_stream())
     except OutOfMemoryError as error:
-        raise _out_of_memory()(str(error)) from None
+        raise _out_of_memory(str(error)) from None
     # The device number is passed because CuPy would otherwise ask the driver for it each time.
     return cuda.MemoryPointer(cuda.UnownedMemory(block.ptr, nbytes, block, device), 0)
 
@@ -92,8 +92,12 @@ def _cupy() -> Any:
     return cupy
 
 
+def _out_of_memory(message: str) -> Exception:
+    return _error_class()(message)
+
+
 @functools.cache
-def _out_of_memory() -> type[Exception]:
+def _error_class() -> type[Exception]:
     error: Any = _cupy().cuda.runtime.CUDARuntimeError
 
     class CupyOutOfMemoryError(error, OutOfMemoryError):  # type: ignore[misc]
@@ -103,5 +107,8 @@ def _out_of_memory() -> type[Exception]:
 
         def __str__(self) -> str:
             return self._message
+
+        def __reduce__(self) -> tuple[Any, ...]:  # the class has no name to import it by
+            return _out_of_memory, (self._message,)
 
     return CupyOutOfMemoryError

@@ -49,10 +49,28 @@ def processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+class _Hook:
+    """Gives a parameter's gradient to the one that releases it."""
+
+    def __init__(self, release: Release) -> None:
+        self._release = weakref.ref(release)  # the parameter must not keep the optimizer alive
+
+    def __call__(self, parameter: Tensor) -> None:
+        if (release := self._release()) is not None:
+            release._gradient_is_there(parameter)
+
+    @classmethod
+    def is_last(cls, parameter: Tensor) -> bool:
+        """Return whether no hook of the program follows, which would find no gradient."""
+        hooks = parameter._post_accumulate_grad_hooks or {}  # type: ignore[attr-defined]
+        return isinstance(next(reversed(hooks.values()), None), cls)
+
+
 class Release(OfOptimizer):
     """Hooks on the parameters of an optimizer, including parameters that are added later.
 
-    Remaining gradients (new parameters, accumulated gradients) are left to `step()`.
+    Remaining gradients are left to `step()`: those of new parameters, accumulated ones, and those
+    that a hook of the program reads after umem's, until `step()` has put umem's after it.
     """
 
     def __init__(
@@ -115,21 +133,17 @@ class Release(OfOptimizer):
             for p in parameters_of(self._optimizer)
             if p.requires_grad and p.is_leaf and not is_lazy(p)  # those take no hook yet
         }
-        for key in [key for key in self._hooks if key not in mine]:
-            self._hooks.pop(key).remove()
-        this = weakref.ref(self)  # the parameter must not keep the optimizer alive
-
-        def hook(parameter: Tensor) -> None:
-            if (release := this()) is not None:
-                release._gradient_is_there(parameter)
-
+        for key in list(self._hooks):
+            if key not in mine or not _Hook.is_last(mine[key]):
+                self._hooks.pop(key).remove()
+        hook = _Hook(self)
         for key, parameter in mine.items():
             if key not in self._hooks:
                 self._hooks[key] = parameter.register_post_accumulate_grad_hook(hook)
 
     @untraced
     def _gradient_is_there(self, parameter: Tensor) -> None:
-        if self._paused:
+        if self._paused or not _Hook.is_last(parameter):
             return
         with self._turn.take("a backward pass that updates parameters"):
             self._begin(torch._C._current_graph_task_id())
