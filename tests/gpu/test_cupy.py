@@ -116,7 +116,7 @@ def test_cupys_out_of_memory_is_cupys_and_umems(program: Program) -> None:
     except runtime.CUDARuntimeError as error:
         assert error.status == 2  # cudaErrorMemoryAllocation
         import pickle
-        sent = pickle.loads(pickle.dumps(error))  # as by a worker process
+        sent = pickle.loads(pickle.dumps(error))  # a worker process does so
         assert type(sent) is type(error) and str(sent) == str(error)
     assert held.holders() == {}
     """

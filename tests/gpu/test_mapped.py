@@ -512,3 +512,35 @@ def test_hints_bring_what_fits_beside_what_does_not(program: Program) -> None:
         warns="larger than the budget",
     )
     assert words == ["out", "of", "memory", "4"]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_kernel_on_a_stream_that_nothing_names_waits_for_its_memory(
+    program: Program, seed: int
+) -> None:
+    """Neither torch nor a buffer of cuda.core names the stream of the launch."""
+    words = run(
+        program,
+        f"""
+        import ctypes
+        driver = ctypes.CDLL("libcuda.so.1")
+        class Buffer:  # as cuda.core describes its own
+            def __init__(self, tensor):
+                self.handle, self.size, self.device_id = tensor.data_ptr(), tensor.nbytes, 0
+        with start(policy="lru"):
+            source, target = blocks(2)
+            side = torch.cuda.Stream()
+            umem.evict([source, target])
+            torch.cuda.synchronize()
+            soft.seed({seed})
+            with umem.uses(Buffer(source), writes=Buffer(target), stream=side):
+                places = (ctypes.c_uint64(each.data_ptr()) for each in (target, source))
+                stream = ctypes.c_void_p(side.cuda_stream)
+                print(driver.cuMemcpyDtoDAsync_v2(*places, ctypes.c_size_t(source.nbytes), stream))
+            torch.cuda.synchronize()
+            soft.reset()
+            print(bool(target.cpu().eq(source.cpu()).all()), soft.races())
+            del source, target
+        """,
+    )
+    assert words == ["0", "True", "[]"]

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import umem
+from umem.base.streams import stream_handle
 from umem.integrations import blocks
 from umem.residency import spans
 
@@ -295,18 +296,18 @@ class Protocol:
     ],
 )
 def test_streams_of_all_frameworks(stream: object, handle: int) -> None:
-    assert blocks.stream_handle(stream) == handle
+    assert stream_handle(stream) == handle
 
 
 @pytest.mark.parametrize("stream", ["4096", 1.5, True, -1, object()])
 def test_what_is_no_stream(stream: object) -> None:
     with pytest.raises(TypeError, match="is not a CUDA stream"):
-        blocks.stream_handle(stream)
+        stream_handle(stream)
 
 
 def test_the_per_thread_default_stream_is_refused() -> None:
     with pytest.raises(umem.NotSupportedError, match="per-thread"):
-        blocks.stream_handle(2)
+        stream_handle(2)
 
 
 @given(

@@ -6,9 +6,10 @@ import sys
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from ..base.streams import stream_handle
 from ..errors import ConfigError, StateError
 from . import dlpack
-from .blocks import ExternalBlock, on_gpu, stream_handle
+from .blocks import ExternalBlock, on_gpu
 
 if TYPE_CHECKING:
     import numpy as np
@@ -187,7 +188,7 @@ def _consumer(stream: int | None) -> int:
 
 def _shape(shape: object) -> tuple[int, ...]:
     sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
-    if not all(isinstance(n, Integral) and not isinstance(n, bool) and n >= 0 for n in sizes):
+    if not all(isinstance(n, Integral) and not isinstance(n, bool) and int(n) >= 0 for n in sizes):
         raise ConfigError(f"umem.Buffer({shape!r}): allowed: a size >= 0, or a tuple of such sizes")
     return tuple(map(int, sizes))
 

@@ -6,8 +6,9 @@ import functools
 from typing import Any
 
 from ..base.native import core
+from ..base.streams import stream_handle
 from ..errors import NotSupportedError, StateError
-from .blocks import ExternalBlock, require_cuda, stream_handle
+from .blocks import ExternalBlock, require_cuda
 
 try:
     from cuda.core import (  # type: ignore[import-not-found, import-untyped, unused-ignore]

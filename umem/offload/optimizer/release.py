@@ -62,7 +62,7 @@ class _Hook:
     @classmethod
     def is_last(cls, parameter: Tensor) -> bool:
         """Return whether no hook of the program follows, which would find no gradient."""
-        hooks = parameter._post_accumulate_grad_hooks or {}  # type: ignore[attr-defined]
+        hooks = parameter._post_accumulate_grad_hooks or {}
         return isinstance(next(reversed(hooks.values()), None), cls)
 
 
