@@ -89,7 +89,7 @@ bool exceeds_data_limit(std::size_t bytes) {
   return exists(data) && usage().data + bytes > data.bytes;
 }
 
-const char* describe_reached_limit(char* text, std::size_t size) {
+const char* describe_reached_limit(char* text, std::size_t size, std::size_t wanted) {
   // A move needs a few mappings more than it leaves.
   static constexpr std::size_t kSpare = 8;
   const std::size_t mappings = count_mappings(), most = max_mappings();
@@ -107,7 +107,7 @@ const char* describe_reached_limit(char* text, std::size_t size) {
   const Limit data = limit_of(RLIMIT_DATA, "RLIMIT_DATA", "-d", used.data);
   const Limit& least = data.room() < addresses.room() ? data : addresses;
   // A large allocation is refused while there is still some room.
-  if (exists(least) && least.room() < least.bytes / 2)
+  if (exists(least) && least.room() < std::max(least.bytes / 2, wanted))
     std::snprintf(text, size, "%s (ulimit %s) is %zu MiB, and the process has %zu MiB", least.name,
                   least.option, least.bytes >> 20, least.used >> 20);
   else

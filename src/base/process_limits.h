@@ -14,7 +14,8 @@ std::size_t available_memory();
 bool exceeds_data_limit(std::size_t bytes);
 
 // Writes a sentence about the process limit that was reached into `text`, truncated to `size`, and
-// returns `text`. Does not allocate: the page-fault handler calls it.
-const char* describe_reached_limit(char* text, std::size_t size);
+// returns `text`. `wanted`: bytes that were refused; 0 if unknown. Does not allocate: the
+// page-fault handler calls it.
+const char* describe_reached_limit(char* text, std::size_t size, std::size_t wanted = 0);
 
 }  // namespace umem

@@ -74,8 +74,9 @@ Status resize(std::size_t device_bytes) {
   g_device->book_transfer(moved, nullptr);
   if (!done && g_device->pager.space().refused()) {
     char reason[160];
-    return {Code::kOutOfHostMemory, std::string("the kernel refuses memory for the frames: ") +
-                                        describe_reached_limit(reason, sizeof reason)};
+    return {Code::kOutOfHostMemory,
+            std::string("the kernel refuses memory for the frames: ") +
+                describe_reached_limit(reason, sizeof reason, device_bytes)};
   }
   if (!done) return {Code::kOutOfDeviceMemory, "the pages in use do not fit fewer frames"};
   return {};

@@ -62,6 +62,8 @@ bool handle_fault_locked(std::uintptr_t address, bool writes) {
     case Pager::Fault::kBrought:
       g_device->book_fault(moved);
       return true;
+    case Pager::Fault::kWritable:
+      return true;
     case Pager::Fault::kPresent:
       return is_worth_another_try(page);
     case Pager::Fault::kRefused:

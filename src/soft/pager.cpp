@@ -78,8 +78,8 @@ Pager::Extent Pager::allocate(std::size_t count) {
   for (auto it = free_space_.begin(); it != free_space_.end(); ++it) {
     if (it->second < count) continue;
     const std::size_t first = it->first;
-    if (!space_.open_places(first + count, frames_) || (disk_.on() && !disk_.reserve(count)))
-      return {};
+    // With a disk, places on the host are opened one by one, for the few pages that need them.
+    if (disk_.on() ? !disk_.reserve(count) : !space_.open_places(first + count, frames_)) return {};
     const std::size_t rest = it->second - count;
     free_space_.erase(it);
     if (rest > 0) free_space_.emplace(first + count, rest);
@@ -311,7 +311,7 @@ bool Pager::bring(std::size_t index, Moved& moved) {
   if (copy) moved.bytes_in += kPageBytes;
   note(copy ? MoveKind::kIn : MoveKind::kFill, index);
   if (kept && !copy && poison_) space_.fill(index, kPoison);  // a kept frame has the old bytes
-  if (copy && disk_.on()) space_.drop_host(index);
+  if (copy && disk_.on()) space_.close_place(index);
   page.frame = frame;
   page.state = duplicate ? PageState::kDuplicate : PageState::kDevice;
   ++page.arrivals;
@@ -328,7 +328,8 @@ bool Pager::read(std::size_t index, Moved& moved) {
   const Disk::Kept kept = disk_.keep(index, page.frame);
   page.on_disk = kept.on_disk;
   const bool duplicate = page.in_source || (page.read_mostly && (kept.on_disk || disk_.writable()));
-  if (kept.frame && !space_.map_frame(page.frame, index, duplicate ? PROT_READ : kReadWrite)) {
+  const bool writable = !duplicate && !kept.on_disk;
+  if (kept.frame && !space_.map_frame(page.frame, index, writable ? kReadWrite : PROT_READ)) {
     write(index, space_.home(page.frame), true);
     return false;
   }
@@ -336,10 +337,10 @@ bool Pager::read(std::size_t index, Moved& moved) {
   ++page.arrivals;
   note(MoveKind::kIn, index);
   page.state = duplicate ? PageState::kDuplicate : PageState::kDevice;
+  page.read_only = !duplicate && !writable;  // until a write it leaves without one
   append(used_list_, index);
   moved.bytes_in += kPageBytes;  // as asked for: the disk counts what it transfers
   if (kept.frame) {
-    page.on_disk = duplicate;
     if (duplicate && !kept.on_disk) write_mapped(index);
     return true;
   }
@@ -366,14 +367,10 @@ bool Pager::settle(std::size_t index) {
   Page& page = pages_[index];
   if (!page.arriving) return true;
   end_arrival(index);
-  const bool duplicate = page.state == PageState::kDuplicate;
-  if (disk_.await(index, page.frame) &&
-      space_.map_frame(page.frame, index, duplicate ? PROT_READ : kReadWrite)) {
-    page.on_disk = duplicate;
-    return true;
-  }
+  if (disk_.await(index, page.frame) && space_.map_frame(page.frame, index, PROT_READ)) return true;
   remove(list_of(page), index);
   page.state = PageState::kHost;
+  page.read_only = false;
   give_frame(page.frame);
   return false;
 }
@@ -384,6 +381,7 @@ void Pager::drop_arriving(std::size_t index) {
   note(MoveKind::kDrop, index);
   remove(list_of(pages_[index]), index);
   pages_[index].state = PageState::kHost;
+  pages_[index].read_only = false;
   give_frame(disk_.drop(index));
 }
 
@@ -429,7 +427,7 @@ void Pager::save_host(std::size_t index) {
   Page& page = pages_[index];
   if (!disk_.on() || !disk_.writable() || !disk_.write_from(index, space_.host(index))) return;
   page.on_disk = true;
-  space_.drop_host(index);
+  space_.close_place(index);
 }
 
 // Unmaps the page, saving the contents on the host if they live only on the device.
@@ -449,7 +447,7 @@ bool Pager::evict(std::size_t index, Frame then, Moved& moved) {
     page.state = PageState::kDevice;
     page.read_only = true;  // as it is mapped
   }
-  const bool dirty = page.state == PageState::kDevice;
+  const bool dirty = page.state == PageState::kDevice && !page.on_disk;
   if (dirty && disk_.on() && !disk_.writable()) return false;
   if (!space_.unmap_frame(page.frame, index, protection_of(page))) return false;
   remove(list_of(page), index);
@@ -511,7 +509,7 @@ bool Pager::to_device(Extent extent, Moved& moved) {
         break;
       case PageState::kDevice:
       case PageState::kDuplicate:  // no move, but the page counts as used now
-        if (page.read_only && !make_writable(i)) return false;
+        if (page.read_only && !page.on_disk && !make_writable(i)) return false;
         remove(used_list_, i);
         append(used_list_, i);
         break;
@@ -532,6 +530,7 @@ bool Pager::to_host(Extent extent, Moved& moved) {
     if (page.state != PageState::kVoid && page.state != PageState::kHost && !leave(i, moved))
       return false;
     if (page.state == PageState::kVoid) {
+      if (disk_.on() && !space_.open_place(i)) return false;
       hold_host(page);
       page.state = PageState::kHost;
     }
@@ -544,9 +543,11 @@ bool Pager::duplicate(std::size_t index, Moved& moved) {
   Page& page = pages_[index];
   if (disk_.on()) {
     if (!disk_.writable() || !settle(index) || !space_.protect(index, PROT_READ)) return false;
+    page.state = PageState::kDuplicate;
+    page.read_only = false;
+    if (page.on_disk) return true;
     moved.bytes_out += kPageBytes;
     note(MoveKind::kCopy, index);
-    page.state = PageState::kDuplicate;
     write_mapped(index);
     return true;
   }
@@ -682,11 +683,16 @@ bool Pager::pin_on_device(Extent extent, Moved& moved) {
 Pager::Fault Pager::fault(std::size_t index, bool writes, Moved& moved) {
   Page& page = pages_[index];
   const auto result = [](bool done) { return done ? Fault::kBrought : Fault::kRefused; };
-  if (page.arriving && settle(index)) return Fault::kBrought;
+  if (page.arriving && settle(index))
+    return result(!writes || !page.read_only || make_writable(index));
   if (mapped_from_host(page) || (page.state == PageState::kDevice && !page.read_only))
     return Fault::kPresent;  // another thread's fault brought it meanwhile
-  if (page.read_only || page.state == PageState::kDuplicate)
-    return writes ? result(make_writable(index)) : Fault::kPresent;
+  if (page.read_only || page.state == PageState::kDuplicate) {
+    if (!writes) return Fault::kPresent;
+    const bool clean = page.read_only && page.on_disk;
+    const Fault done = result(make_writable(index));
+    return clean && done == Fault::kBrought ? Fault::kWritable : done;
+  }
   // Beside a disk, memory of the host would be in addition to the frames.
   const bool stays =
       !disk_.on() && (page.preferred == -1 || (page.accessed_by && page.state == PageState::kHost));
@@ -697,7 +703,10 @@ Pager::Fault Pager::fault(std::size_t index, bool writes, Moved& moved) {
   if (thrashes(index)) return result(map_until_end(index));
   const std::int8_t last = page.last_prefetch;
   bool brought = false;  // a second time, with fewer frames, if writes fail meanwhile
-  for (int i = 0; !brought && i < 2; ++i) brought = to_device({index, 1}, moved) && settle(index);
+  for (int i = 0; !brought && i < 2; ++i) {
+    brought = to_device({index, 1}, moved) && settle(index);
+    if (brought && writes && page.read_only) brought = make_writable(index);
+  }
   page.last_prefetch = last;  // a fault is not a prefetch
   return result(brought);
 }

@@ -5,8 +5,10 @@
 //
 // With a disk, evicted pages live in its file instead of the host store, and moves continue in the
 // background: a page that leaves keeps its frame until it is written, and one that comes is mapped
-// when work needs it. Nothing is used in the host store then, whose memory would be in addition to
-// the frames; only pages that system calls access while others need their frames are there.
+// when work needs it. A page that was read is mapped read-only, and leaves without a write until
+// something writes it, which costs a fault of microseconds. Nothing is used in the host store then,
+// whose memory would be in addition to the frames; only pages that system calls access while others
+// need their frames are there.
 //
 // Not thread-safe: device.cpp's lock is held around every call. Only `allocate`, `free` and
 // `set_frames` allocate memory, since the others also run inside the fault handler.
@@ -34,7 +36,7 @@ struct Page {
   bool accessed_by = false;
   bool remote = false;         // the host page is mapped at the managed address
   bool attached = false;       // no contents on the device, but a frame is kept (Options::uvm)
-  bool read_only = false;      // on the device alone, but a write faults once (Options::uvm)
+  bool read_only = false;      // a write faults once: see Options::uvm, or the disk has a copy
   bool leaves = false;         // sent to the host while held: it leaves when the last window closes
   bool thrashing = false;      // remote until the operation ends, since it faulted repeatedly
   bool on_disk = false;        // the disk has the contents, or is being given them
@@ -95,7 +97,8 @@ class Pager {
   Status place_in(Extent extent, const std::string& path, std::uint64_t offset, std::size_t bytes);
   bool pin_on_device(Extent extent, Moved& moved);
   // Makes an allocated page accessible after a fault. `writes`: the access did.
-  enum class Fault { kBrought, kPresent, kRefused };
+  // kWritable: it was accessible, and the disk's copy of it is of no use from now on.
+  enum class Fault { kBrought, kWritable, kPresent, kRefused };
   Fault fault(std::size_t page, bool writes, Moved& moved);
   // One operation of the program ends, and the next begins; returns the pages that it made thrash.
   // After the first call, a page that faults a third time in one operation is mapped from the host

@@ -165,6 +165,10 @@ bool Space::open_places(std::size_t pages, std::size_t frames) {
                            open(host_, open_pages_, pages)));
 }
 
+bool Space::open_place(std::size_t page) {
+  return !backed_ || keep(set_protection(host(page), kReadWrite));
+}
+
 bool Space::map_frame(std::size_t index, std::size_t page, int protection) {
   return !backed_ || keep(move(home(index), kReadWrite, at(managed_, page), protection));
 }
@@ -203,6 +207,11 @@ void Space::drop_frame(std::size_t index) const {
 
 void Space::drop_host(std::size_t page) {
   if (backed_) madvise(host(page), kPageBytes, MADV_DONTNEED);
+}
+
+void Space::close_place(std::size_t page) {
+  drop_host(page);
+  if (backed_) set_protection(host(page), PROT_NONE);
 }
 
 }  // namespace umem::soft

@@ -46,6 +46,7 @@ class Space {
   // Makes the places of the first pages on the host accessible, and those of as many of the first
   // frames as these pages can use.
   bool open_places(std::size_t pages, std::size_t frames);
+  bool open_place(std::size_t page);  // of one page, on the host
   bool map_frame(std::size_t frame, std::size_t page, int protection);
   // `protection` is the page's present one, in case it does not move.
   bool unmap_frame(std::size_t frame, std::size_t page, int protection);
@@ -64,6 +65,7 @@ class Space {
   // Gives physical memory back.
   void drop_frame(std::size_t frame) const;
   void drop_host(std::size_t page);
+  void close_place(std::size_t page);  // and makes the place inaccessible
 
  private:
   bool keep(bool done) {

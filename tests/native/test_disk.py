@@ -138,6 +138,26 @@ def test_clean_pages_leave_without_a_write(driver: Driver) -> None:
     assert moved(driver)[1] <= 6 + 8  # each page of the first kind once
 
 
+def test_what_is_only_read_is_written_once(driver: Driver) -> None:
+    """By page faults or prefetches, without advice: weights, or data of a loader's workers."""
+    ptr = fill(driver)
+    for page in range(PAGES):
+        check(driver, ptr, page, page)
+    before = moved(driver)[1]
+    for first in (0, 12):
+        driver.prefetch(ptr + first * PAGE, 6, DEVICE)
+        for page in range(PAGES):
+            check(driver, ptr, page, page)
+    assert moved(driver)[1] == before
+    faults = driver.calls.telemetry()["faults"]
+    write(driver, ptr, 23, 50)  # in its frame
+    assert driver.calls.telemetry()["faults"] == faults  # no page was brought
+    for page in range(PAGES - 1):
+        check(driver, ptr, page, page)
+    assert moved(driver)[1] == before + 1
+    check(driver, ptr, 23, 50)
+
+
 def test_more_and_fewer_frames(driver: Driver) -> None:
     ptr = fill(driver)
     for frames in (4, 20, 6, 16, 4):
@@ -439,6 +459,43 @@ def test_a_forked_child_and_its_parent_write_apart(tmp_path: Path) -> None:
     ends_right(code, tmp_path)
 
 
+def test_a_limit_of_data_counts_the_frames_alone(tmp_path: Path) -> None:
+    """Batch systems set it; what is on the disk is no memory."""
+    code = """
+    import pathlib, resource
+    data = int(pathlib.Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, [data + 64 * PAGE] * 2)
+    for value in (1, 2):  # the second time, at addresses that were freed
+        code, other = d.cuMemAllocManaged(200 * PAGE, 1)
+        assert code == 0, code
+        d.cuMemPrefetchAsync(other, 2 * PAGE, (2, 0), 0, 0)  # to the host, before any write
+        for page in range(200):
+            d.load(other + page * PAGE, 1)  # anything
+            d.store(other + page * PAGE, bytes([page]))
+        assert all(d.load(other + page * PAGE, 1) == bytes([page]) for page in range(200))
+        assert d.cuMemFree(other) == 0
+    print("right")
+    """
+    done = run(code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_a_child_that_only_reads_writes_nothing(tmp_path: Path) -> None:
+    """As a loader's worker does with the dataset of its parent."""
+    code = """
+    fill(1)
+    assert whole(1)
+    if os.fork() == 0:
+        before = d.telemetry()["disk_bytes_out"]
+        for _ in range(3):
+            assert whole(1)
+        os._exit((d.telemetry()["disk_bytes_out"] - before) // PAGE)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+    """
+    done = run(code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
 def test_a_child_may_fork_while_its_reads_wait(tmp_path: Path) -> None:
     code = """
     child = os.fork()
@@ -460,6 +517,8 @@ def test_a_disk_that_is_full_while_a_child_lives_takes_more_afterwards(tmp_path:
     for page in range(64):  # no spare places are left
         d.store(other + page * PAGE, b"o")
     assert whole(1)
+    for page in range(16, 24):  # those in frames, which could leave without a write
+        d.store(ptr + page * PAGE, d.load(ptr + page * PAGE, 1))
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
