@@ -211,10 +211,15 @@ int Disk::read_page(std::size_t page, char* to, std::unique_lock<std::mutex>& lo
   if (error != 0) {
     note_failure(false, error, slot);
     unread_ = page;
-  } else if (!broken_ && unread_ == page) {
-    failure_[0] = '\0';
+  } else {
+    forget_failure(page);
   }
   return error;
+}
+
+// After a read that succeeded at last, or whose contents are not needed now.
+void Disk::forget_failure(std::size_t page) {
+  if (!broken_ && unread_ == page) failure_[0] = '\0';
 }
 
 // With the page in no queue.
@@ -388,6 +393,7 @@ std::uint32_t Disk::drop(std::size_t page) {
   Io& io = io_[page];
   if (io.state == State::kReadWaits) unlink(reads_, page);
   wait_until(lock, [&] { return io.state != State::kReading; });
+  if (io.state == State::kUnread) forget_failure(page);
   io.state = State::kIdle;
   return io.frame;
 }

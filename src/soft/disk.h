@@ -141,6 +141,7 @@ class Disk {
   bool is_starved() const { return free_.empty() && writes_.head == 0 && out_.running == 0; }
   void write_again(std::unique_lock<std::mutex>& lock);
   void note_failure(bool write, int error, const Slot& slot);
+  void forget_failure(std::size_t page);
   void break_off(std::unique_lock<std::mutex>& lock);
   void warn(std::unique_lock<std::mutex>& lock);
   void begin(Busy& busy);

@@ -437,6 +437,22 @@ def test_a_program_ends_whatever_is_left(case: str) -> None:
     assert (code, out, err) == (1 if case == "an error" else 0, "", "")
 
 
+@pytest.mark.parametrize("summary", [True, False])
+def test_a_second_call_decides_about_the_summary(summary: bool) -> None:
+    """The first one is UMEM=1, or `umem run`."""
+    code, out, err = program.run(
+        f"""
+        umem.disable()
+        umem.enable(budget="16MiB", device="soft", summary={not summary})
+        umem.enable(budget="16MiB", device="soft", summary={summary})
+        umem.enable(budget="16MiB", device="soft")
+        umem.step()
+        """
+    )
+    assert (code, out) == (0, "")
+    assert err.startswith("umem: 1 step") if summary else err == ""
+
+
 @pytest.mark.parametrize("end", ["umem.disable()", ""], ids=["ended", "on"])
 def test_the_last_words_advise_what_the_session_needed(end: str) -> None:
     code, out, err = program.run(

@@ -215,6 +215,24 @@ def test_a_write_that_was_made_elsewhere_is_no_reason_afterwards(
     check(driver, ptr, 0, 0)
 
 
+def test_a_read_that_nobody_waits_for_is_no_reason_afterwards(
+    driver: Driver, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ptr = fill(driver)
+    driver.prefetch(ptr, PAGES, HOST)
+    disk.fail("read", 1, "EIO")
+    driver.prefetch(ptr, 1, DEVICE)
+    time.sleep(0.1)  # it fails meanwhile
+    driver.discard(ptr, PAGE)
+    result, device_memory = driver.calls.cuMemAlloc(8 * PAGE)  # all frames
+    assert result == SUCCESS
+    with (tmp_path / "copy").open("wb", buffering=0) as file, pytest.raises(OSError, match="alloc"):
+        file.write((ctypes.c_char * 4096).from_address(ptr + PAGE))
+    assert "no frame can be taken from another page" in capfd.readouterr().err
+    driver.calls.cuMemFree(device_memory)
+    check(driver, ptr, 1, 1)
+
+
 def test_a_call_that_ends_on_a_full_disk_says_so(
     driver: Driver, capfd: pytest.CaptureFixture[str]
 ) -> None:

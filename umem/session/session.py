@@ -150,6 +150,13 @@ def start(settings: Settings, add_parts: Callable[[Session], None] | None = None
         if _current is not None:
             if differing(_current.settings, settings):
                 raise StateError(difference(_current.settings, settings))
+            if settings.origins["summary"] == "summary=":  # after UMEM=1 or `umem run`
+                _current.settings = dataclasses.replace(
+                    _current.settings,
+                    summary=settings.summary,
+                    origins={**_current.settings.origins, "summary": settings.origins["summary"]},
+                )
+                _tell_at_exit(_current)
             return Session(settings, _current.attached)
         log_output.set_up(settings.log, ranks.name())
         # The policy comes first: if it fails to load, umem stays off.
@@ -162,12 +169,7 @@ def start(settings: Settings, add_parts: Callable[[Session], None] | None = None
         except BaseException:
             disable()
             raise
-        if settings.summary:
-            # Now: what an import runs at exit makes the interpreter forget an interrupt, and it
-            # would exit with code 1.
-            from ..monitor import summary  # noqa: F401
-        atexit.unregister(_at_exit)
-        atexit.register(_at_exit, os.getpid(), settings.summary, _current.owns("summary"))
+        _tell_at_exit(_current)
         return _current
 
 
@@ -448,6 +450,15 @@ def _findings() -> tuple[str, dict[str, Any]]:
 def _need(now: Stats) -> float:
     """Return how many times its budget a device needed."""
     return max(now.peak_live_bytes, now.largest_op_bytes) / max(now.budget_bytes, 1)
+
+
+def _tell_at_exit(session: Session) -> None:
+    if session.settings.summary:
+        # Now: what an import runs at exit makes the interpreter forget an interrupt, and it would
+        # exit with code 1.
+        from ..monitor import summary  # noqa: F401
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit, os.getpid(), session.settings.summary, session.owns("summary"))
 
 
 def _at_exit(process: int, summary: bool, is_own: bool) -> None:
