@@ -204,7 +204,8 @@ class Ledger {
   // The dead unit, of those that died first, whose bytes most likely serve again last: steps
   // repeat, so that a unit stays dead as long as it did the last time. Belady, IBM Systems Journal
   // 5(2), 1966, with a prediction for the future. One that is overdue, for example since a phase
-  // with other shapes began, is expected to stay dead for as long again. kNoRange: there is none.
+  // with other shapes began, is expected to stay dead for as long as it is overdue. kNoRange: there
+  // is none.
   RangeId last_to_revive() const;
   void set_in_file(RangeId id, bool on) { units_[id].in_file = on; }
   void set_clean(RangeId id) { units_[id].clean = true; }

@@ -70,13 +70,14 @@ Status resize(std::size_t device_bytes) {
   DeviceLock lock;
   if (!g_device) return {Code::kBadState, "no software device is open"};
   Moved moved;
+  const std::size_t before = g_device->pager.frames();
   const bool done = g_device->pager.set_frames(frames, moved);
   g_device->book_transfer(moved, nullptr);
   if (!done && g_device->pager.space().refused()) {
     char reason[160];
-    return {Code::kOutOfHostMemory,
-            std::string("the kernel refuses memory for the frames: ") +
-                describe_reached_limit(reason, sizeof reason, device_bytes)};
+    const std::size_t more = (frames - std::min(frames, before)) << kPageShift;
+    return {Code::kOutOfHostMemory, std::string("the kernel refuses memory for the frames: ") +
+                                        describe_reached_limit(reason, sizeof reason, more)};
   }
   if (!done) return {Code::kOutOfDeviceMemory, "the pages in use do not fit fewer frames"};
   return {};

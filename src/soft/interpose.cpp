@@ -143,26 +143,46 @@ ssize_t with_access(const iovec& buffer, Access::Mode mode, Call call) {
   return with_access(&buffer, 1, mode, call);
 }
 
+// The buffers from byte `done` of the first one on, up to `most` bytes of them; returns how many
+// there are in `found`.
+int cut(const iovec* parts, const iovec* end, std::size_t done, std::size_t most, iovec* found) {
+  int count = 0;
+  for (; parts < end && most > 0; ++parts, done = 0) {
+    const std::size_t bytes = std::min(parts->iov_len - done, most);
+    found[count++] = part(static_cast<char*>(parts->iov_base) + done, bytes);
+    most -= bytes;
+  }
+  return count;
+}
+
+template <class GoesOn, class Call>
+ssize_t make_in_parts(const iovec* parts, const iovec* end, Access::Mode mode, GoesOn goes_on,
+                      Call call) {
+  iovec now[kMaxParts];
+  std::size_t done = 0;  // of the first one of `parts`
+  for (ssize_t all = 0;;) {
+    const auto left = static_cast<std::size_t>(kMostOfACall - all);
+    const int count = cut(parts, end, done, std::min(left, kLongestWindow), now);
+    std::size_t wanted = 0;
+    for (int i = 0; i < count; ++i) wanted += now[i].iov_len;
+    if (wanted == 0) return all;
+    const ssize_t moved =
+        with_access(now, size_of(count), mode, [&] { return call(now, count, all); });
+    if (moved < 0) return all > 0 ? all : moved;
+    all += moved;
+    if (static_cast<std::size_t>(moved) < wanted || !goes_on()) return all;
+    for (done += wanted; parts < end && done >= parts->iov_len; ++parts) done -= parts->iov_len;
+  }
+}
+
 // Calls that return how many bytes of the buffers, in their order, they have taken or filled: one
 // whose window would be too long is made as several. `goes_on`: whether it would wait for the rest.
 // `call`: makes it for some of the buffers, that many bytes after the first one.
 template <class GoesOn, class Call>
 ssize_t in_parts(const iovec* parts, int count, Access::Mode mode, GoesOn goes_on, Call call) {
-  if (!any_managed(parts, size_of(count)) || !is_too_long(parts, size_of(count)))
-    return with_access(parts, size_of(count), mode, [&] { return call(parts, count, 0); });
-  ssize_t all = 0;
-  for (const iovec* each = parts; each < parts + count && all < kMostOfACall; ++each)
-    for (std::size_t done = 0; done < each->iov_len && all < kMostOfACall;) {
-      const std::size_t left = std::min<std::size_t>(each->iov_len - done, kMostOfACall - all);
-      const iovec now =
-          part(static_cast<char*>(each->iov_base) + done, std::min(left, kLongestWindow));
-      const ssize_t moved = with_access(now, mode, [&] { return call(&now, 1, all); });
-      if (moved < 0) return all > 0 ? all : moved;
-      all += moved;
-      done += static_cast<std::size_t>(moved);
-      if (static_cast<std::size_t>(moved) < now.iov_len || !goes_on()) return all;
-    }
-  return all;
+  if (any_managed(parts, size_of(count)) && is_too_long(parts, size_of(count)))
+    return make_in_parts(parts, parts + count, mode, goes_on, call);
+  return with_access(parts, size_of(count), mode, [&] { return call(parts, count, 0); });
 }
 template <class GoesOn, class Call>
 ssize_t in_parts(const iovec& buffer, Access::Mode mode, GoesOn goes_on, Call call) {
@@ -340,18 +360,34 @@ ssize_t vmsplice_(int fd, const iovec* parts, std::size_t count, unsigned flags)
     return with_access(parts, count, kWrites, splice);
   return copy_to_pipe(fd, parts, count, flags);
 }
+// So that no other thread's bytes come between.
+class StreamLock {
+ public:
+  explicit StreamLock(std::FILE* file) : file_(file) {
+    if (file_) flockfile(file_);
+  }
+  ~StreamLock() {
+    if (file_) funlockfile(file_);
+  }
+  StreamLock(const StreamLock&) = delete;
+  StreamLock& operator=(const StreamLock&) = delete;
+
+ private:
+  std::FILE* const file_;
+};
+
 // If the kernel refuses a window these fail by themselves, and set the file's error. `call` is one
-// of them for the file.
+// of them for the file; `locked`: the file, if the function locks it.
 template <class Call>
-std::size_t on_stream(const void* p, std::size_t size, std::size_t n, std::FILE* file,
+std::size_t on_stream(const void* p, std::size_t size, std::size_t n, std::FILE* locked,
                       Access::Mode mode, Call call) {
   const iovec buffer = part(p, size * n);
   if (!any_managed(&buffer, 1) || !is_too_long(&buffer, 1)) {
     const Access access(&buffer, 1, mode);
     return call(buffer.iov_base, size, n);
   }
+  const StreamLock lock(locked);
   std::size_t done = 0;
-  flockfile(file);  // no other thread's bytes come between
   while (done < buffer.iov_len) {
     const iovec now = part(static_cast<char*>(buffer.iov_base) + done,
                            std::min(buffer.iov_len - done, kLongestWindow));
@@ -360,7 +396,6 @@ std::size_t on_stream(const void* p, std::size_t size, std::size_t n, std::FILE*
     done += moved;
     if (moved < now.iov_len) break;
   }
-  funlockfile(file);
   return done / size;
 }
 std::size_t fread_(void* p, std::size_t size, std::size_t n, std::FILE* file) {
@@ -378,16 +413,17 @@ std::size_t fwrite_(const void* p, std::size_t size, std::size_t n, std::FILE* f
                    });
 }
 std::size_t fread_unlocked_(void* p, std::size_t size, std::size_t n, std::FILE* file) {
-  return on_stream(p, size, n, file, kWrites, [&](void* to, std::size_t each, std::size_t count) {
-    return ::fread_unlocked(to, each, count, file);
-  });
+  return on_stream(p, size, n, nullptr, kWrites,
+                   [&](void* to, std::size_t each, std::size_t count) {
+                     return ::fread_unlocked(to, each, count, file);
+                   });
 }
 std::size_t fread_unlocked_chk(void* p, std::size_t, std::size_t size, std::size_t n,
                                std::FILE* file) {
   return fread_unlocked_(p, size, n, file);
 }
 std::size_t fwrite_unlocked_(const void* p, std::size_t size, std::size_t n, std::FILE* file) {
-  return on_stream(p, size, n, file, kReads,
+  return on_stream(p, size, n, nullptr, kReads,
                    [&](const void* from, std::size_t each, std::size_t count) {
                      return ::fwrite_unlocked(from, each, count, file);
                    });

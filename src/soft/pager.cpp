@@ -79,7 +79,8 @@ Pager::Extent Pager::allocate(std::size_t count) {
     if (it->second < count) continue;
     const std::size_t first = it->first;
     // With a disk, places on the host are opened one by one, for the few pages that need them.
-    if (disk_.on() ? !disk_.reserve(count) : !space_.open_places(first + count, frames_)) return {};
+    const std::size_t places = disk_.on() ? 0 : first + count;
+    if (!space_.open_places(places, frames_) || (disk_.on() && !disk_.reserve(count))) return {};
     const std::size_t rest = it->second - count;
     free_space_.erase(it);
     if (rest > 0) free_space_.emplace(first + count, rest);
@@ -152,7 +153,7 @@ bool Pager::release_page(std::size_t index) {
   if (page.attached) detach(index);
   if (disk_.on()) disk_.forget(index);
   if (page.host_backed) {
-    space_.drop_host(index);
+    drop_host(index);
     UMEM_ASSERT(host_pages_ > 0, "a page on the host is counted");
     --host_pages_;
   }
@@ -266,6 +267,10 @@ void Pager::hold_host(Page& page) {
   peak_host_pages_ = std::max(peak_host_pages_, ++host_pages_);
 }
 
+void Pager::drop_host(std::size_t index) {
+  disk_.on() ? space_.close_place(index) : space_.drop_host(index);
+}
+
 // The frame that is kept for the page, or another one.
 bool Pager::frame_for(std::size_t index, std::uint32_t& frame, Moved& moved) {
   Page& page = pages_[index];
@@ -311,7 +316,7 @@ bool Pager::bring(std::size_t index, Moved& moved) {
   if (copy) moved.bytes_in += kPageBytes;
   note(copy ? MoveKind::kIn : MoveKind::kFill, index);
   if (kept && !copy && poison_) space_.fill(index, kPoison);  // a kept frame has the old bytes
-  if (copy && disk_.on()) space_.close_place(index);
+  if (copy && disk_.on()) drop_host(index);
   page.frame = frame;
   page.state = duplicate ? PageState::kDuplicate : PageState::kDevice;
   ++page.arrivals;
@@ -427,7 +432,7 @@ void Pager::save_host(std::size_t index) {
   Page& page = pages_[index];
   if (!disk_.on() || !disk_.writable() || !disk_.write_from(index, space_.host(index))) return;
   page.on_disk = true;
-  space_.close_place(index);
+  drop_host(index);
 }
 
 // Unmaps the page, saving the contents on the host if they live only on the device.
@@ -475,10 +480,11 @@ bool Pager::evict(std::size_t index, Frame then, Moved& moved) {
 }
 
 bool Pager::map_remote(std::size_t index) {
+  if (!space_.map_host(index)) return false;
   hold_host(pages_[index]);
   pages_[index].state = PageState::kHost;
   ++pages_[index].arrivals;
-  return space_.map_host(index);
+  return true;
 }
 
 bool Pager::unmap_remote(std::size_t index) {
@@ -623,7 +629,7 @@ void Pager::discard(Extent extent) {
     forget_copy(i);
     if (page.state == PageState::kHost) {
       page.state = PageState::kVoid;
-      space_.drop_host(i);  // still counted, as the driver keeps host memory until a free
+      drop_host(i);  // still counted, as the driver keeps host memory until a free
     } else if (page.state == PageState::kDevice || page.state == PageState::kDuplicate) {
       if (poison_ && space_.protect(i, kReadWrite)) space_.fill(i, kPoison);
       // Unmapped, so that a write is seen and undoes the discard.
@@ -761,7 +767,7 @@ bool Pager::hand_over(std::size_t index, Moved& moved) {
   --fixed_;
   forget_copy(index);
   hold_host(page);
-  space_.drop_host(index);  // an older copy
+  drop_host(index);  // an older copy
   if (page.state == PageState::kDevice) moved.bytes_out += kPageBytes;
   page.state = PageState::kHost;
   page.read_only = page.leaves = false;

@@ -6,7 +6,7 @@
 // With a disk, evicted pages live in its file instead of the host store, and moves continue in the
 // background: a page that leaves keeps its frame until it is written, and one that comes is mapped
 // when work needs it. A page that was read is mapped read-only, and leaves without a write until
-// something writes it, which costs a fault of microseconds. Nothing is used in the host store then,
+// something writes it, which costs a page fault. Nothing is used in the host store then,
 // whose memory would be in addition to the frames; only pages that system calls access while others
 // need their frames are there.
 //
@@ -207,6 +207,7 @@ class Pager {
   bool map_remote(std::size_t index);
   bool unmap_remote(std::size_t index);
   void hold_host(Page& page);
+  void drop_host(std::size_t index);
   bool thrashes(std::size_t index);
   bool map_until_end(std::size_t index);
   void note(MoveKind kind, std::size_t index);

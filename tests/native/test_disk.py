@@ -741,6 +741,19 @@ def test_a_long_call_on_a_file_needs_little_memory_beside_the_frames(
     os.close(fd)
 
 
+def test_a_datagram_reaches_all_its_buffers(driver: Driver) -> None:
+    """They are longer than a window, it is not."""
+    ptr = fill(driver)
+    head = (ctypes.c_char * 16)()
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with left, right:
+        left.send(bytes(range(256)) * 4)
+        parts = parts_of([(ctypes.addressof(head), 16), (ptr, 10 * PAGE)])
+        assert call("readv", right.fileno(), parts, 2) == 1024
+    assert head.raw == bytes(range(16))
+    assert driver.calls.load(ptr, 1008) == (bytes(range(256)) * 4)[16:]
+
+
 def test_a_call_takes_no_more_than_the_kernel_would(driver: Driver) -> None:
     """Programs may keep what it returns in 32 bits."""
     ptr = fill(driver, 4)
