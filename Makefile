@@ -44,7 +44,7 @@ BUILD_EXTENSION := python -I -c \
 	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
 
 .PHONY: demo check test test-random test-distributed test-cuda test-cuda-oldest test-sanitizers test-asan test-tsan \
-	test-faults test-upstream test-perfetto nightly fuzz soak mutate lint lint-types lint-rules dist bench \
+	test-faults test-upstream test-perfetto nightly fuzz soak mutate lint lint-types lint-text lint-doc dist bench \
 	options-doc docs install setup setup-oldest clean
 .DELETE_ON_ERROR:
 
@@ -198,21 +198,24 @@ $(CUDA_VENV)/.installed: $(CUDA_VENV)/.dependencies $(SOFTCUDA)/.built $(WHEEL)/
 	LD_LIBRARY_PATH='$(abspath $(SOFTCUDA)/lib)' $(CUDA_BIN)/$(BUILD_EXTENSION)
 	touch $@
 
-lint: lint-types lint-rules
+# The first two read sources alone, while others are built.
+lint: lint-types lint-text lint-doc
 
-# Half of the time of all, where nothing is cached; it reads sources alone, while others are built.
+# Half of the time of all, where nothing is cached.
 lint-types: $(DEPENDENCIES)
 	$(BIN)/mypy umem tests bench tools examples
 
-lint-rules: $(BUILT)
+lint-text: $(DEPENDENCIES)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 	$(BIN)/python tools/check_layers.py
 	$(BIN)/python tools/structure.py
-	$(BIN)/python tools/generate_options_doc.py --check
 	$(BIN)/python tools/generate_overwrites.py --check
-	$(BIN)/python -m pytest -q tests/arch/test_language.py
+	$(BIN)/python -m pytest -q --noconftest tests/arch/test_language.py
+
+lint-doc: $(BUILT)
+	$(BIN)/python tools/generate_options_doc.py --check
 
 # The sdist, the wheel made from it, and a check that both work where nothing else is.
 dist: $(INSTALLED)
