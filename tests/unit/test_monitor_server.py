@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import signal
 import socket
 import stat
 import struct
@@ -25,6 +26,7 @@ from support import schemas
 
 from umem.base.stats import Stats
 from umem.cli import main
+from umem.cli import top as top_command
 from umem.errors import ConfigError, StateError
 from umem.monitor import server
 
@@ -506,11 +508,46 @@ def test_top_on_a_terminal_shows_samples_until_the_process_ends(
     server.start(True, about)
     script(monkeypatch, "", "", "it sleeps", "it sleeps", "")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     assert main(["top", "--interval", "0.01"]) == 0
     shown = capsys.readouterr().out
     assert f"umem top: pid {os.getpid()}" in shown
     assert shown.count("it sleeps") == 1 if not rich else "it sleeps" in shown
     assert shown.count("\x1b[H") == 3 or rich  # once a sample after the first, and the reason
+
+
+def test_top_on_a_terminal_that_cannot_redraw_shows_lines(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.start(True, about)
+    script(monkeypatch, "", "", "")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
+    assert main(["top", "--interval", "0.01"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(f"umem top: pid {os.getpid()}") == 2
+    assert "\x1b" not in shown
+
+
+def test_the_last_lines_of_all_processes_stay_on_the_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("rich")
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "80"), ("LINES", "10")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with top_command._screen(False, cuts=True) as show:
+        show("\n".join([*(f"rank {i} " + 200 * "x" for i in range(8)), "slowest: rank 3"]))
+    assert "slowest: rank 3" in capsys.readouterr().out
+
+
+def test_a_terminal_is_restored_by_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    pytest.importorskip("rich")
+    with pytest.raises(SystemExit) as end, top_command._screen(False, cuts=False):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert end.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize("which", ["", "--all"])

@@ -671,6 +671,25 @@ def test_an_id_with_two_origins_has_none() -> None:
     assert origin.of_blocks([made[0], Free(BlockId(1)), *made[1:]]) == {2: "a.py:1"}
 
 
+def test_places_that_are_no_utf8_can_be_written() -> None:
+    known = origin.keys("net", os.fsdecode(b"\xff.py:1"))
+    assert known == {"module": "net", "line": "\\udcff.py:1"}
+
+
+def test_names_of_a_trace_cannot_control_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = (
+        dataclasses.replace(event, tag="kv\x1b[2J") if isinstance(event, Alloc) else event
+        for event in synthetic.training(6, 4 * PAGE, 6 * PAGE, 2)
+    )
+    trace = write(tmp_path / "t.jsonl", events)
+    assert main(["report", str(trace), "--budget", "40%"]) == 0
+    out = capsys.readouterr().out
+    assert "kv" in out
+    assert "\x1b" not in out
+
+
 def test_a_name_that_is_no_utf8_has_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 import pickle
 import tracemalloc
 from collections.abc import Iterable
@@ -250,11 +251,11 @@ HISTORY = [
 
 
 def test_a_memory_snapshot_becomes_a_trace(tmp_path: Path) -> None:
-    source, target = tmp_path / "s.pickle", tmp_path / "t.jsonl"
+    source, target = tmp_path / os.fsdecode(b"s\xff.pickle"), tmp_path / "t.jsonl"
     source.write_bytes(pickle.dumps(snapshot_of(HISTORY)))
     assert main(["trace", "convert", str(source), str(target)]) == 0
     header, events = read(target)
-    assert header == Header("cuda:0", "torch memory snapshot", "s.pickle")
+    assert header == Header("cuda:0", "torch memory snapshot", "s\\udcff.pickle")
     assert list(events) == [
         Alloc(0, 512),  # freed in the history, so there before
         Alloc(1, 500),  # there now, and not allocated in the history

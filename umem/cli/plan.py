@@ -14,7 +14,7 @@ from ..base.paths import check_folder, replacing
 from ..base.progress import over, progress
 from ..base.units import BYTES_ALLOWED
 from ..config.parsers import SHARE_ALLOWED, parse_budget
-from ..errors import ConfigError, TraceError
+from ..errors import ConfigError, TraceError, plain
 from ..policies import registry
 from . import plan_model, plan_optimizer, plan_ranks, plan_recompute, plan_text, program
 from .base import add_device, device_of, policies_of, share_of
@@ -305,7 +305,7 @@ def _write(path: Path, outcome: plan_text.PlanAnswer) -> None:
 
     source = f"umem plan, torch {torch.__version__}"
     blocks = outcome.recording.blocks
-    header = Header(outcome.device.name, source, outcome.program)
+    header = Header(outcome.device.name, source, plain(outcome.program))
     with replacing(path, TraceError) as part, Writer(part, header) as writer:
         for event in outcome.events:
             if isinstance(event, Alloc) and (block := blocks.get(event.id)) is not None:

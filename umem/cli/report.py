@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..base import device_profiles
 from ..base.units import with_staging
 from ..config.parsers import SHARE_ALLOWED
-from ..errors import ConfigError
+from ..errors import ConfigError, plain
 from ..policies import registry
 from . import replay
 from .base import add_device, add_host_budget, device_of, host_budget_of, policies_of
@@ -96,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"page": str(out), **page.figures(content)}, indent=1))
     else:
-        print(*(finding.text for finding in content.findings), sep="\n")
+        print(*(plain(finding.text) for finding in content.findings), sep="\n")
         print(f"Report: {out}")
     return 0
 

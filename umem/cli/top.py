@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import functools
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from typing import Any, TypeAlias
 
 from ..errors import ConfigError, StateError
 from .base import Subparsers
+from .run_report import handling
 
 _CLEAR = "\x1b[H\x1b[2J"
 _NOBODY = "no process answers; start one with UMEM_TOP=1, such as `UMEM_TOP=1 umem run train.py`"
@@ -73,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
         print(metrics(list(answers.values()), core.stats_docs()), end="", flush=True)
         return 0
     once = args.once or not (args.json or sys.stdout.isatty())
-    with _screen(args.json or once) as show:
+    with _screen(args.json or once, cuts=args.all) as show:
         tell = None if once else _complain if args.json else show
         samples = _follow(sample, args.interval, tell)
         before = next(samples)
@@ -177,9 +180,14 @@ def _socket(args: argparse.Namespace) -> Path:
 
 
 @contextlib.contextmanager
-def _screen(plain: bool) -> Iterator[Callable[[str], Any]]:
-    """Return a function that shows a sample: in place on a terminal, else as lines."""
-    if plain:
+def _screen(plain: bool, *, cuts: bool) -> Iterator[Callable[[str], Any]]:
+    """Return a function that shows a sample: in place on a terminal, else as lines.
+
+    Args:
+        plain: show lines on a terminal, too.
+        cuts: cut long lines of a sample off, so that its last ones stay on the screen.
+    """
+    if plain or os.environ.get("TERM") in ("dumb", "unknown"):  # which cannot redraw
         yield lambda text: print(text, flush=True)
         return
     try:
@@ -188,8 +196,13 @@ def _screen(plain: bool) -> Iterator[Callable[[str], Any]]:
     except ImportError:
         yield lambda text: print(_CLEAR + text, flush=True)
         return
-    with Live(Text("..."), auto_refresh=False, screen=True) as screen:
-        yield lambda text: screen.update(Text(text), refresh=True)
+    with (
+        handling([signal.SIGTERM], lambda *_: sys.exit(128 + signal.SIGTERM)),
+        Live(Text("..."), auto_refresh=False, screen=True) as screen,
+    ):
+        yield lambda text: screen.update(
+            Text(text, no_wrap=cuts, overflow="ellipsis" if cuts else None), refresh=True
+        )
 
 
 def _pid(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ..errors import plain
 from .ids import BlockId
 from .schema import Alloc, Event
 
@@ -21,9 +22,9 @@ def keys(module: str, line: str) -> dict[str, object] | None:
     """
     known: dict[str, object] = {}
     if module:
-        known[MODULE] = module
+        known[MODULE] = plain(module)
     if short := _short(line):
-        known[LINE] = short
+        known[LINE] = plain(short)  # a trace takes no name that is not UTF-8
     return known or None
 
 

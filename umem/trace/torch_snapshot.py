@@ -76,7 +76,7 @@ def read(path: str | os.PathLike[str], gpu: int | None = None) -> tuple[Header, 
         traces = list(content["device_traces"])
         index = _device(path, traces, gpu)
         present = _blocks_present(content["segments"], index)
-        header = Header(f"cuda:{index}", "torch memory snapshot", Path(path).name)
+        header = Header(f"cuda:{index}", "torch memory snapshot", plain(Path(path).name))
         events = list(_events(traces[index], present))
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         what = f"{type(error).__name__}: {error}"
