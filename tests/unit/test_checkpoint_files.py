@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 from umem.errors import CheckpointError  # noqa: E402
 from umem.offload.checkpoint import file_tensor, files, safetensors  # noqa: E402
+from umem.offload.checkpoint.file_tensor import FileTensor  # noqa: E402
 
 NAMES = {name: getattr(torch, of) for name, of in safetensors._DTYPES.items() if hasattr(torch, of)}
 
@@ -314,6 +315,32 @@ def test_a_file_that_becomes_shorter(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(CheckpointError, match="No such file"):
         stored.copy_to(torch.empty(1000))
+
+
+def test_a_file_that_is_written_while_a_tensor_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place and to the same size, as `rsync --inplace` does, after its first bytes are read."""
+    path = write(tmp_path / "model.safetensors", {"a": torch.zeros(1000)})
+    stored, fill = files.tensors_of(path)["a"], FileTensor._fill
+
+    def filled(self: FileTensor, file: Any, view: memoryview) -> None:
+        fill(self, file, view)
+        content = path.read_bytes()
+        path.write_bytes(content[:-2000] + b"1" * 2000)
+
+    monkeypatch.setattr(FileTensor, "_fill", filled)
+    with pytest.raises(CheckpointError, match="replaced or written while it was read"):
+        stored.copy_to(torch.empty(1000))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
+def test_the_small_floats_of_amds_gpus(tmp_path: Path, dtype: torch.dtype) -> None:
+    values = torch.arange(8.0).to(dtype)
+    path = write(tmp_path / "model.safetensors", {"a": values})
+    target = torch.empty(8, dtype=dtype)
+    files.tensors_of(path)["a"].copy_to(target)
+    assert torch.equal(target.view(torch.uint8), values.view(torch.uint8))
 
 
 @pytest.mark.parametrize("name", ["latest.pt", "latest.safetensors"])

@@ -92,6 +92,28 @@ def test_parts_may_be_on_meta(tmp_path: Path) -> None:
     assert equal(net, source)
 
 
+def test_an_expanded_buffer_is_made_and_one_in_memory_is_refused(tmp_path: Path) -> None:
+    """Its elements share memory, which nothing can be copied to."""
+
+    def with_buffer(buffer: torch.Tensor) -> nn.Module:
+        net = nn.Linear(4, 3)
+        net.register_buffer("positions", buffer)
+        return net
+
+    source = with_buffer(torch.arange(12.0).reshape(3, 4))
+    path = saved(source, tmp_path)
+    with torch.device("meta"):
+        net = with_buffer(torch.arange(4.0).expand(3, 4))
+    umem.load_checkpoint(net, path)
+    assert equal(net, source)
+    for wrong in (torch.arange(4.0).expand(3, 4), torch.eye(3, 4).to_sparse()):
+        net = with_buffer(wrong)
+        before = net.weight.detach().clone()
+        with pytest.raises(ConfigError, match="positions is a Tensor; allowed: plain tensors"):
+            umem.load_checkpoint(net, path)
+        assert torch.equal(net.weight, before)
+
+
 def test_one_name_of_a_shared_tensor_is_enough(tmp_path: Path) -> None:
     source = made()
     state = {name: t for name, t in source.state_dict().items() if name != "embedding.weight"}

@@ -543,6 +543,7 @@ def test_the_last_lines_of_all_processes_stay_on_the_screen(
 
 def test_a_terminal_is_restored_by_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     pytest.importorskip("rich")
     with pytest.raises(SystemExit) as end, top_command._screen(False, cuts=False):
         os.kill(os.getpid(), signal.SIGTERM)

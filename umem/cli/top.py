@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import functools
 import json
-import os
 import signal
 import sys
 import time
@@ -187,18 +186,22 @@ def _screen(plain: bool, *, cuts: bool) -> Iterator[Callable[[str], Any]]:
         plain: show lines on a terminal, too.
         cuts: cut long lines of a sample off, so that its last ones stay on the screen.
     """
-    if plain or os.environ.get("TERM") in ("dumb", "unknown"):  # which cannot redraw
+    if not plain:
+        try:
+            from rich.console import Console
+            from rich.live import Live
+            from rich.text import Text
+        except ImportError:
+            yield lambda text: print(_CLEAR + text, flush=True)
+            return
+        console = Console()
+        plain = console.is_dumb_terminal or not console.is_terminal  # which cannot redraw
+    if plain:
         yield lambda text: print(text, flush=True)
-        return
-    try:
-        from rich.live import Live
-        from rich.text import Text
-    except ImportError:
-        yield lambda text: print(_CLEAR + text, flush=True)
         return
     with (
         handling([signal.SIGTERM], lambda *_: sys.exit(128 + signal.SIGTERM)),
-        Live(Text("..."), auto_refresh=False, screen=True) as screen,
+        Live(Text("..."), console=console, auto_refresh=False, screen=True) as screen,
     ):
         yield lambda text: screen.update(
             Text(text, no_wrap=cuts, overflow="ellipsis" if cuts else None), refresh=True

@@ -98,6 +98,7 @@ class FileTensor:
                 for first in range(0, self.extent, len(staging)):
                     count = min(len(staging), self.extent - first)
                     self._fill(file, staging[:count])
+                    self._check(os.fstat(file.fileno()))  # nor written while it was read
                     yield first, count
         except OSError as error:
             raise CheckpointError(f"{self.path}: {error.strerror or error}") from error

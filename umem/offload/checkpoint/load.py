@@ -13,7 +13,7 @@ from ...base.wrappers import is_wrapper
 from ...errors import CheckpointError, ConfigError, kind_of, plain
 from ...residency.spans import is_module
 from ...session import session
-from .file_tensor import FileTensor
+from .file_tensor import FileTensor, contiguous
 from .files import tensors_of
 
 if TYPE_CHECKING:
@@ -150,16 +150,24 @@ def _check_kinds(slots: list[_Slot]) -> None:
     """Check that only plain tensors are written to.
 
     Raises:
-        ConfigError: a tensor is a wrapper such as DTensor, or has no shape yet.
+        ConfigError: a tensor is a wrapper such as DTensor, is sparse, has no shape yet, or has
+            elements in the same memory.
     """
     import torch
 
+    def is_plain(tensor: torch.Tensor) -> bool:
+        if torch.nn.parameter.is_lazy(tensor) or is_wrapper(tensor):
+            return False
+        if tensor.layout is not torch.strided:
+            return False
+        return tensor.is_meta or not _is_expanded(tensor)
+
     for slot in slots:
-        if torch.nn.parameter.is_lazy(slot.tensor) or is_wrapper(slot.tensor):
+        if not is_plain(slot.tensor):
             raise ConfigError(
                 f"umem.load_checkpoint(...): {slot.names[0]} is {kind_of(slot.tensor)}; "
-                "allowed: plain tensors. Load before the module is sharded or quantized, and after "
-                "lazy modules have run once"
+                "allowed: plain tensors, dense and not expanded. Load before the module is sharded "
+                "or quantized, and after lazy modules have run once"
             )
 
 
@@ -235,10 +243,17 @@ def _device(device: str | torch.device | None) -> torch.device:
     return torch.device("cpu") if found.type == "meta" else found
 
 
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Return whether elements share memory, so that nothing can be copied to them."""
+    return any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def _made(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     import torch
 
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    shape = tuple(tensor.shape)
+    stride = contiguous(shape) if _is_expanded(tensor) else tensor.stride()
+    made = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=device)
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
     return made
