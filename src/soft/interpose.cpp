@@ -155,9 +155,10 @@ int cut(const iovec* parts, const iovec* end, std::size_t done, std::size_t most
   return count;
 }
 
+// Not inlined: its array would be on the stack of every call, and threads may have small ones.
 template <class GoesOn, class Call>
-ssize_t make_in_parts(const iovec* parts, const iovec* end, Access::Mode mode, GoesOn goes_on,
-                      Call call) {
+[[gnu::noinline]] ssize_t make_in_parts(const iovec* parts, const iovec* end, Access::Mode mode,
+                                        GoesOn goes_on, Call call) {
   iovec now[kMaxParts];
   std::size_t done = 0;  // of the first one of `parts`
   for (ssize_t all = 0;;) {

@@ -231,7 +231,8 @@ def test_a_capture_goes_on_while_umem_is_busy(soft: Softcuda | None, seed: int) 
 def test_the_random_program_notices_waits_that_are_missing(softcuda: Softcuda, entry: str) -> None:
     """umem's own waits, or the events that it waits for, are omitted: bytes are wrong then.
 
-    Not in every run, and not always in both ways: a thread may be late enough by itself.
+    Not in every run, and not always in both ways: a thread may be late enough by itself. Two of
+    five runs have wrong bytes without waits; on a busy machine it may be fewer.
     """
 
     def run(seed: int, *, skip: bool) -> tuple[bool, bool]:
@@ -243,7 +244,7 @@ def test_the_random_program_notices_waits_that_are_missing(softcuda: Softcuda, e
         return bool(wrong), bool(softcuda.races())
 
     wrong = raced = False
-    for seed in range(1, 13):
+    for seed in range(1, 101):
         if wrong and raced:
             break
         more = run(seed, skip=True)
