@@ -947,6 +947,38 @@ def test_masters_are_loaded_as_hooks_of_a_later_time_adapt_them() -> None:
         gc.collect()
 
 
+def test_masters_of_a_checkpoint_are_the_choice_of_auto() -> None:
+    """A step on the device would round them to the parameter's type."""
+
+    def trained(update: str) -> list[torch.Tensor]:
+        model = net(torch.bfloat16)
+        model.load_state_dict(saved[0])
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        paged = umem.page_optimizer(optimizer, update=update, masters=True)
+        optimizer.load_state_dict(saved[1])
+        for _ in range(2):
+            backward(model)
+            optimizer.step()
+        found = [state[name].clone() for state in optimizer.state.values()
+                 for name in ("exp_avg", "master")]  # fmt: skip
+        paged.remove()
+        return found
+
+    with umem.enable(budget="96MiB", device="soft", policy="auto"):
+        model = net(torch.bfloat16)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        paged = umem.page_optimizer(optimizer, update="host", masters=True)
+        backward(model)
+        optimizer.step()
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        paged.remove()
+        there = trained("host")
+        assert {tensor.dtype for tensor in there} == {torch.float32}
+        assert same(there, trained("auto"))
+        del model, optimizer, paged, saved, there
+        gc.collect()
+
+
 def test_the_states_of_masters_stay_with_the_host() -> None:
     """State updated on the device keeps the parameter's type."""
     with umem.enable(budget="96MiB", device="soft", policy="lru"):

@@ -444,6 +444,19 @@ def test_smaller_states_take_the_place_of_larger_ones(disk: Path) -> None:
     file.close()
 
 
+def test_the_file_serves_after_its_folder_was_deleted(disk: Path) -> None:
+    folder = disk / "short-lived"
+    folder.mkdir()
+    file = StateFile(folder, limit=4 * MIB)
+    folder.rmdir()
+    assert file.room() == 4 * MIB
+    kept = file.keep(torch.ones(MIB // 2), (1,))
+    assert file.holds(kept)
+    assert file.room() == 2 * MIB
+    del kept
+    file.close()
+
+
 def test_states_that_could_be_written_nowhere_are_an_error(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -404,9 +404,12 @@ class PagedOptimizer(OfOptimizer):
         chosen = host_updated(here, self._planned, released=released, device=device)
         self._planned = session.planned_step(device)
         self._undecided = 0 if chosen is not None else self._undecided - 1
-        mine = [p for p in parameters if p.data_ptr() in (chosen or ())]
-        if not mine:
-            return
+        if mine := [p for p in parameters if p.data_ptr() in (chosen or ())]:
+            self._begin_host(mine, parameters)
+
+    def _begin_host(self, mine: list[Tensor], parameters: list[Tensor]) -> None:
+        """Let the host update `mine` of the parameters, unless that is refused."""
+        self._undecided = 0
         host = self._new_host()
         try:
             self._check_plain(parameters)
@@ -458,8 +461,13 @@ class PagedOptimizer(OfOptimizer):
     @untraced
     def _loads(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         self._arrive("load_state_dict()")
-        if self._host is not None and self._how.masters:
-            self._saved = in_checkpoint(optimizer, saved)
+        if not self._how.masters or (self._host is None and not self._undecided):
+            return
+        found = in_checkpoint(optimizer, saved)
+        if self._undecided and found:  # the host updated these when the checkpoint was saved
+            parameters = [p for p in parameters_of(optimizer) if _updatable(p)]
+            self._begin_host([p for p in parameters if p in found], parameters)
+        self._saved = found if self._host is not None else {}
 
     @untraced
     def _loaded(self, _optimizer: Optimizer) -> None:
@@ -561,7 +569,8 @@ def page_optimizer(
             then has nothing left to do, but must still be called after each backward pass.
         update: "device", "host" or "auto". The latter two are for the same optimizers, with
             parameters on one device. "auto" updates on the device until a step has been recorded
-            and planned (with policies that plan), and then chooses what the host updates.
+            and planned (with policies that plan), and then chooses what the host updates; a
+            checkpoint with masters that is loaded before makes that choice.
         share: with `update="host"`, the host's share of the parameters' bytes, from 0 to 1, by
             default 1; the last parameters are taken first. The others are updated on the device.
         masters: with updates on the host: keep float32 copies of float16 and bfloat16 parameters

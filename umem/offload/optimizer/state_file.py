@@ -11,7 +11,6 @@ import errno
 import logging
 import mmap
 import os
-import shutil
 import threading
 import weakref
 from collections import defaultdict
@@ -128,7 +127,8 @@ class StateFile:
 
     def room(self) -> int:
         """Return how many bytes the file can still take, as far as the disk has space now."""
-        free = shutil.disk_usage(self.folder).free
+        disk = os.fstatvfs(self._mapped)  # the folder may be gone
+        free = disk.f_bavail * disk.f_frsize
         if self._limit is not None:
             free = min(free, self._limit - self._reserved)
         return free + sum(size * len(spare) for size, spare in list(self._spare.items()))
