@@ -267,14 +267,24 @@ def test_a_policy_that_does_not_load_leaves_umem_off() -> None:
     assert not umem.is_enabled()
 
 
-def test_another_budget_is_another_plan(tiny: Tiny) -> None:
+def grow() -> None:
+    umem.set_budget("32MiB")
+    assert core.plan_status()["plans"] == []
+
+
+def grow_natively() -> None:
+    """Grow it as torch.cuda.set_per_process_memory_fraction does, without umem's Python."""
+    core.set_device_budget(0, 32 << 20)
+
+
+@pytest.mark.parametrize("change", [grow, grow_natively])
+def test_another_budget_is_another_plan(tiny: Tiny, change: Callable[[], None]) -> None:
     with umem.enable(budget=BUDGET, device="soft", policy=tiny):
         net, step = training(LAYERS, WIDTH)
         for _ in range(4):
             step(64)
-        umem.set_budget("32MiB")
-        assert core.plan_status()["plans"] == []
-        for _ in range(4):
+        change()
+        for _ in range(5):
             step(64)
         assert [budget >> 20 for _, budget in tiny.planned] == [24, 32]
         assert core.plan_status()["complete"] > 0

@@ -63,6 +63,7 @@ class DevicePlanner:
         self._plans = InstalledPlans(number)
         self._judge: PlanJudge | None = None  # from the first plan on, if plans are judged
         self._meter = Meter(number)
+        self._budget = core.stats(number)["budget_bytes"]  # that plans are for
         self._clears = 0  # how often all plans were dropped
         self._last = 0  # the plan that the step before followed
         self._recorded: PlannedStep | None = None  # the last one
@@ -82,6 +83,7 @@ class DevicePlanner:
         self.clear()
         self._layouts.forget()
         self.schedule.restart()
+        self._budget = core.stats(self._number)["budget_bytes"]
 
     def clear(self) -> None:
         """Forget all plans."""
@@ -128,6 +130,8 @@ class DevicePlanner:
         Args:
             recorded: whether the recording has the step.
         """
+        if core.stats(self._number)["budget_bytes"] != self._budget:
+            self.restart()  # torch.cuda.set_per_process_memory_fraction has no hook
         self.schedule.step_used()
         # Taking a recorded step waited for the device.
         cost = self._meter.read() if recorded or self._takes_turns else None
