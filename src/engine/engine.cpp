@@ -220,7 +220,7 @@ void Engine::retire_piece(RangeId id) {
     return;
   }
   if (state == State::kHost) state_.counters.bytes_discarded += state_.ledger.at(id).bytes;
-  if (state == State::kVoid && !later && !in_file && state_.active() &&
+  if (state == State::kVoid && !later && !in_file && state_.drops_uncounted() &&
       !state_.skip_for_capture(state_.ledger.at(id).stream)) {
     const CallScope scope(state_.table, state_.place);
     one_.assign(1, id);
@@ -233,7 +233,7 @@ void Engine::retire_piece(RangeId id) {
 // if the calls are left to `finish_retired`.
 bool Engine::retire_later(RangeId id) {
   const Unit& unit = state_.ledger.at(id);
-  const bool discard = unit.state == State::kVoid && state_.active();
+  const bool discard = unit.state == State::kVoid && state_.drops_uncounted();
   if (!state_.asynchronous() || !state_.managed || unit.joined || (!discard && !unit.read_mostly))
     return false;
   retired_.push_back({id, state_.span(id), unit.stream, unit.arrival, unit.departure,
@@ -544,11 +544,14 @@ void Engine::end_moves() {
   finish_moves();  // work on the device may use what is on the host
   moves_.note_failures();
   std::vector<RangeId> parted;
-  state_.count_error(sharing_.part(true, {}, parted));
+  const Status apart = sharing_.part(true, {}, parted);
+  if (apart.code() != Code::kOutOfHostMemory) state_.count_error(apart);
   for (RangeId id = 1; id < state_.ledger.capacity(); ++id) {
     if (!state_.ledger.live(id) || !state_.ledger.away(id)) continue;
-    const bool fits = state_.fits(state_.ledger.at(id).bytes);
+    const bool joined = state_.ledger.at(id).joined;  // it stays where it is
+    const bool fits = joined || state_.fits(state_.ledger.at(id).bytes);
     if (fits) state_.ledger.set_state(id, State::kDevice);
+    if (joined) continue;
     state_.count_error(
         transfers_.make_usable(id, fits ? managed::Where::kDevice : managed::Where::kHost));
   }

@@ -65,6 +65,8 @@ struct EngineState {
   std::size_t joined_idle = 0;     // dead bytes that cannot be dropped alone (sharing.h)
 
   bool active() const { return managed && policy->victims; }
+  // Without evictions, page faults move pages of dead blocks out of the way, but no mappings.
+  bool drops_uncounted() const { return active() || mapped(); }
   bool follows_plans() const { return planned && planned->has_plans(); }
   void set_policy(const policy::Policy& chosen) {
     policy = &chosen;

@@ -133,8 +133,8 @@ Status Lane::make(Verb verb, const std::vector<managed::MemSpan>& spans,
 Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,
                    const std::vector<cu::CUevent>& after, const std::vector<Before>& before,
                    bool copies) {
-  if (mapped_) UMEM_RETURN_IF_ERROR(wait_for(verb, spans, after, before));
   const Watchdog::Call call(watched_, what(verb));
+  if (mapped_) UMEM_RETURN_IF_ERROR(wait_for(verb, spans, after, before));
   for (cu::CUevent event : after)
     if (!mapped_)
       UMEM_RETURN_IF_ERROR(

@@ -241,7 +241,7 @@ Status Moves::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consume
       ++state_.counters.left_out;
       continue;
     }
-    const bool data = ledger.at(id).state == State::kHost;
+    const bool data = ledger.at(id).state == State::kHost && !ledger.at(id).discarded;
     copies = copies && data;
     if (data) state_.counters.bytes_in += ledger.at(id).bytes;
     if (data && ledger.at(id).read_mostly) ledger.set_clean(id);

@@ -135,6 +135,7 @@ Status Sleep::discard_units(const std::vector<RangeId>& ids) {
       state_.counters.bytes_out += unit.bytes;  // by a copy
     if (!leaves && !discarded) continue;
     if (state_.active()) state_.ledger.set_state(id, leaves ? State::kHost : State::kVoid);
+    if (discarded) state_.ledger.set_discarded(id);
     if (!leaves) continue;
     state_.ledger.hold_host(id);
     leaving.push_back(id);

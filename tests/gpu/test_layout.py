@@ -235,6 +235,27 @@ def act(net):
 
 
 @pytest.mark.usefixtures("softcuda")
+def test_a_layout_that_cannot_part_stays_where_it_is(program: Program) -> None:
+    """Its blocks are 16 MiB, and the host has room for 8."""
+    out = _joined(
+        program,
+        """
+def act(net):
+    umem.set_budget("256MiB", host_budget="8MiB")
+    before = [p.grad.clone() for p in net.parameters()]
+    for policy in ("none", "lru"):
+        umem.disable()
+        enable(budget="256MiB", host_budget="8MiB", policy=policy, backing="mapped")
+        errors = umem.stats().hook_errors
+        assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), before))
+    print(umem.stats().hook_errors - errors, umem.stats().zero_copy_bytes)
+    print([umem.where(p.grad).resident_bytes >> 20 for p in net.parameters()])
+""",
+    )
+    assert out.split("\n") == ["0 0", "[4, 4, 4, 4]"]
+
+
+@pytest.mark.usefixtures("softcuda")
 @pytest.mark.parametrize("budget", [12, 16])
 def test_operators_above_the_budget_use_what_was_taken_apart(program: Program, budget: int) -> None:
     """The gradients are 16 MiB."""

@@ -317,6 +317,42 @@ def test_an_error_of_the_device_ends_the_program_and_does_not_hang(program: Prog
     assert words[-2:] == ["told", "True"]
 
 
+def test_discarded_memory_comes_back_without_a_copy(program: Program) -> None:
+    words = run(
+        program,
+        """
+        with start("32MiB"):
+            tensor = torch.zeros(2 * MIB, device="cuda")
+            torch.cuda.synchronize()
+            umem.sleep(["input"], keep="discard")
+            umem.wake()
+            torch.cuda.synchronize()
+            print(umem.where(tensor).resident_bytes // MIB, umem.stats().bytes_in)
+            umem.sleep()
+            umem.wake()
+            torch.cuda.synchronize()
+            print(umem.stats().bytes_in // MIB)
+        """,
+    )
+    assert words == ["8", "0", "8"]
+
+
+def test_the_policy_none_leaves_no_memory_of_freed_blocks_on_the_device(program: Program) -> None:
+    words = run(
+        program,
+        """
+        with start("256MiB", policy="none"):
+            for mib in (10, 14, 18, 22):
+                torch.ones(mib * MIB // 4, device="cuda")
+            tensor = torch.ones(26 * MIB // 4, device="cuda")
+            torch.cuda.synchronize()
+            print(umem.stats().hook_errors, used() <= 26, bool(tensor.eq(1).all()))
+            del tensor
+        """,
+    )
+    assert words == ["0", "True", "True"]
+
+
 def test_memory_that_is_mapped_nowhere_is_out_of_memory(program: Program) -> None:
     """The device is full, and the driver refuses to map the host's memory at the second try."""
     words = run(

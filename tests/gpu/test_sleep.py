@@ -110,7 +110,10 @@ def test_discarded_memory_is_written_again(soft: Softcuda | None, seed: int) -> 
     if soft is not None:
         assert free() >= before + 8 * MIB - SLACK
     assert umem.stats().bytes_out == out
+    came = umem.stats().bytes_in
     umem.wake()
+    assert umem.where(lost.tensor).resident_bytes == 8 * MIB
+    assert umem.stats().bytes_in == came  # no byte came with it
     lost.fill()
     assert (lost.wrong(), kept.wrong()) == (None, None)
     del lost, kept, cell

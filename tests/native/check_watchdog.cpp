@@ -40,15 +40,15 @@ void read_lines(std::size_t lines) {
 }
 
 // Does not return before the watchdog has written this many lines.
-cu::CUresult slow_prefetch(cu::CUdeviceptr*, std::size_t*, std::size_t, cu::CUmemLocation*,
-                           std::size_t*, std::size_t, unsigned long long, cu::CUstream) {
+cu::CUresult slow_call() {
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   if (g_lines > 0) read_lines(g_lines);
   return cu::CUDA_SUCCESS;
 }
 
-// A lane with a prefetch that waits for the lines, and a thread that waits for that.
-void send_out(double patience, std::size_t lines) {
+// A lane with a call that waits for the lines, and a thread that waits for that. Mapped memory
+// waits for the work before it, where a prefetch of managed memory may.
+void send_out(double patience, std::size_t lines, bool mapped = false) {
   g_lines = lines;
   g_text.clear();
   driver::Table table;
@@ -59,15 +59,23 @@ void send_out(double patience, std::size_t lines) {
   table.cuEventRecord = [](cu::CUevent, cu::CUstream) { return cu::CUDA_SUCCESS; };
   table.cuEventQuery = [](cu::CUevent) { return cu::CUDA_SUCCESS; };
   table.cuEventDestroy = [](cu::CUevent) { return cu::CUDA_SUCCESS; };
-  table.cuMemPrefetchBatchAsync = slow_prefetch;
+  table.cuMemPrefetchBatchAsync = [](cu::CUdeviceptr*, std::size_t*, std::size_t,
+                                     cu::CUmemLocation*, std::size_t*, std::size_t,
+                                     unsigned long long, cu::CUstream) { return slow_call(); };
+  table.cuEventSynchronize = [](cu::CUevent) { return slow_call(); };
   int nothing = 0;
   driver::Place place;
   place.device = 3;
   place.context = reinterpret_cast<cu::CUcontext>(&nothing);
   Watchdog::the().set_patience(patience);
-  Lane lane(table, place, true);
+  managed::MappedMemory memory(table);
+  Lane lane(table, place, true, mapped ? &memory : nullptr);
   EXPECT(lane.open().ok());
-  const Result<Ticket> ticket = lane.submit(Verb::kSendOut, {{kPageBytes, kPageBytes}}, {});
+  std::vector<managed::MemSpan> spans;
+  if (!mapped) spans.push_back({kPageBytes, kPageBytes});
+  const cu::CUevent work = reinterpret_cast<cu::CUevent>(&nothing);
+  const Result<Ticket> ticket =
+      lane.submit(Verb::kSendOut, spans, mapped ? std::vector{work} : std::vector<cu::CUevent>());
   EXPECT(ticket.ok());
   lane.issue_until(ticket.value());
   EXPECT(lane.close().ok());
@@ -84,7 +92,10 @@ int main() {
   g_stderr = ends[0];
 
   send_out(0.02, 1);
-  const bool named = count("device 3: the driver's call to evict memory to the host") > 0;
+  const std::string call = "device 3: the driver's call to evict memory to the host";
+  const bool named = count(call) > 0;
+  send_out(0.02, 1, true);
+  const bool mapped_named = count(call) > 0;
   send_out(0.02, 2);  // again after ten times as long
   double first = 0, second = 0;
   const std::size_t at = g_text.find("for ");
@@ -100,7 +111,7 @@ int main() {
   const bool off = g_text.empty();
 
   dup2(before, STDERR_FILENO);
-  EXPECT(named);
+  EXPECT(named && mapped_named);
   EXPECT(twice && second >= 9.9 * first);
   EXPECT(silent);
   EXPECT(off);
