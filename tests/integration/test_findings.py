@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +129,55 @@ def test_buffers_that_a_step_writes_are_no_duplicates() -> None:
     assert report.constants == {}
 
 
+def test_buffers_that_every_second_step_writes_are_no_duplicates() -> None:
+    class Counted(Masked):
+        def __init__(self) -> None:
+            super().__init__(lambda: torch.randn(WIDTH, WIDTH))
+            self.register_buffer("age", torch.zeros(WIDTH, WIDTH))
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            if self.calls % 2:
+                with torch.no_grad():
+                    self.age.add_(1)
+            return super().forward(x) @ self.age
+
+    def edit(net: Any) -> None:
+        net.append(Counted())
+        net.append(Counted())
+
+    found = _of("duplicate", findings.lint(_make(edit=edit)))
+    assert [finding.modules for finding in found] == [tuple(f"{i}.mask" for i in range(5))]
+
+
+@pytest.mark.parametrize("aliased", [False, True])
+def test_bytes_of_equal_buffers_are_those_that_sharing_frees(aliased: bool) -> None:
+    class Held(nn.Module):
+        def __init__(self, buffer: torch.Tensor) -> None:
+            super().__init__()
+            self.register_buffer("held", buffer)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.held[0]
+
+    def make() -> Any:
+        net = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+        for _ in range(2):
+            row = torch.arange(float(WIDTH))
+            net.append(Held(row.expand(WIDTH, WIDTH) if not aliased else row.outer(row)))
+        if aliased:
+            net.append(Held(net[2].held))
+        optimizer = torch.optim.SGD(net.parameters())
+        return net, optimizer, torch.randn(8, WIDTH), lambda model, batch: model(batch).sum()
+
+    report = apply.with_values(make, findings.lint(make))
+    (finding,) = _of("duplicate", report)
+    checked = apply.check(make, [finding])
+    assert checked.differing == []
+    assert checked.peak_before - checked.peak_after == finding.bytes > 0
+
+
 def test_buffers_that_are_filled_in_place_are_duplicates() -> None:
     def edit(net: Any) -> None:
         for part in net:
@@ -243,6 +294,45 @@ def test_a_list_of_losses_grows() -> None:
     assert finding.line == f"{__file__}:{keeping.__code__.co_firstlineno + 1}"
     assert finding.bytes == 4
     losses.clear()
+
+
+def test_batches_that_are_fetched_ahead_are_read_and_do_not_grow() -> None:
+    rows = 36  # only these batches have so many
+    ahead, outputs = [torch.randn(rows, WIDTH)], deque[Any](maxlen=2)
+
+    def fetching(model: Any, _batch: Any) -> Any:
+        batch = ahead.pop()
+        ahead.append(torch.randn(rows, WIDTH))
+        out = model(batch)
+        outputs.append(out.detach())
+        return out.sum()
+
+    report = findings.lint(_make(loss=fetching))
+    assert _of("held", report) == []
+    assert rows * WIDTH * 4 not in [finding.bytes for finding in _of("unused", report)]
+    ahead.clear()
+    outputs.clear()
+
+
+def test_models_of_one_class_are_told_apart() -> None:
+    """Of a step alone the model is not known; the second one gets no gradients."""
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        nets = [Masked(lambda: torch.ones(WIDTH, WIDTH)) for _ in range(2)]
+        optimizer = torch.optim.SGD([p for net in nets for p in net.parameters()])
+        x = torch.randn(32, WIDTH)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            (nets[0](x) - nets[1](x).detach()).square().sum().backward()
+            optimizer.step()
+
+        return step
+
+    found = _of("no_gradient", findings.lint(make))
+    assert len(found) == 2  # of the layer, and of the norm
+    assert all(re.match("parameters Masked 2.[ln]", finding.what) for finding in found)
 
 
 CLASSES = 4096

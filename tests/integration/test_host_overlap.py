@@ -950,7 +950,7 @@ def test_masters_are_loaded_as_hooks_of_a_later_time_adapt_them() -> None:
 def test_masters_of_a_checkpoint_are_the_choice_of_auto() -> None:
     """A step on the device would round them to the parameter's type."""
 
-    def trained(update: str) -> list[torch.Tensor]:
+    def trained(update: str, saved: Any) -> list[torch.Tensor]:
         model = net(torch.bfloat16)
         model.load_state_dict(saved[0])
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -972,9 +972,9 @@ def test_masters_of_a_checkpoint_are_the_choice_of_auto() -> None:
         optimizer.step()
         saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
         paged.remove()
-        there = trained("host")
+        there = trained("host", saved)
         assert {tensor.dtype for tensor in there} == {torch.float32}
-        assert same(there, trained("auto"))
+        assert same(there, trained("auto", saved))
         del model, optimizer, paged, saved, there
         gc.collect()
 

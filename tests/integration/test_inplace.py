@@ -16,6 +16,8 @@ from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from umem.lint import apply, findings  # noqa: E402
+from umem.lint.calls import Call, Spec  # noqa: E402
+from umem.lint.equivalence import Prober  # noqa: E402
 from umem.lint.findings import Finding, LintReport  # noqa: E402
 
 WIDTH, ROWS = 64, 256
@@ -308,6 +310,50 @@ def test_one_in_place_op_may_forbid_the_next() -> None:
     make = _make(forward)
     found = [f for f in findings.lint(make).findings if f.kind == "in_place"]
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("act", [nn.LeakyReLU(), nn.Sequential(nn.LeakyReLU(), nn.ReLU(True))])
+def test_a_result_that_the_program_writes_over_may_not_be_kept(act: nn.Module) -> None:
+    def forward(net: Any, x: Any) -> Any:
+        y = net.other(net.one(x))
+        if isinstance(act, nn.LeakyReLU):
+            y += x
+        return net.two(y)
+
+    report = findings.lint(_make(forward, edit=lambda net: setattr(net, "other", act)))
+    assert [f for f in report.findings if f.kind == "in_place"] == []
+    (refused,) = report.refused
+    assert "which the in-place form keeps, is written over later" in refused.why
+
+
+def test_what_the_step_returns_is_used() -> None:
+    def make() -> Any:
+        net = Net(lambda net, x: net.one(x))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        x = torch.randn(ROWS, WIDTH)
+
+        def step() -> Any:
+            optimizer.zero_grad()
+            before = net(x)
+            loss = net.two(net.relu(before)).sum()
+            (loss / 4).backward()
+            optimizer.step()
+            return {"loss": loss, "before": [before]}
+
+        return net, step
+
+    assert [f for f in findings.lint(make).findings if f.kind in ("in_place", "late")] == []
+
+
+@pytest.mark.parametrize("shape", [(), (1, 1), (3,)])
+@pytest.mark.parametrize("op", ["elu", "celu", "selu"])
+def test_a_tensor_of_few_elements_is_tried_with_as_many_values(
+    op: str, shape: tuple[int, ...]
+) -> None:
+    func = getattr(torch.ops.aten, op).default
+    spec = Spec(shape, torch.float32, True)
+    call = Call(func=func, args=(spec,), named={}, grad=True, result=0, blocks={0: 0})
+    assert "rounds gradients otherwise" in Prober().verdict(call, 0).why_not
 
 
 def test_checkpointed_parts_are_looked_at_both_times() -> None:

@@ -258,6 +258,10 @@ class Masked(nn.Module):
 
 def masked():
     return made(Masked())
+
+def parsing():
+    import argparse
+    return made(nn.Linear(64, 64), argparse.ArgumentParser().parse_args().__dict__.get("rows", 8))
 """
 
 
@@ -300,6 +304,11 @@ def test_a_program_that_computes_otherwise_in_place_is_shown_as_differing(lint: 
     out = lint("peeking", "--apply", code=1)
     assert re.search(r"^differs +\d+ of \d+ tensors: the loss \(1\), ", out, re.MULTILINE), out
     assert "bit-identical" not in out
+
+
+@pytest.mark.parametrize("option", ["--values", "--apply"])
+def test_a_function_that_parses_arguments_gets_none(option: str, lint: Lint) -> None:
+    assert "peak" in lint("parsing", option)
 
 
 def test_a_late_tensor_says_what_the_peak_would_be_without_it(more: str, lint: Lint) -> None:

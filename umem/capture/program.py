@@ -67,7 +67,7 @@ def program(make: Callable[[], object], scope: Scope) -> Callable[[], object]:
     Raises:
         PlanError: it raises, or returns something else.
     """
-    with explained("setting the program up"), _without_arguments():
+    with explained("setting the program up"), without_arguments():
         model, step = parts(make())
         if model is not None:
             scope.adopt(model, model=True)
@@ -104,7 +104,7 @@ def trace(
         step = tracer.begin(lambda: program(make, tracer.scope))
         for _ in range(steps):
             with explained("a step"):
-                _check_ran(step())
+                _run(step, tracer)
             tracer.end_step()
         return tracer.finish()
 
@@ -149,12 +149,14 @@ def parts(made: object) -> tuple[nn.Module | None, Callable[[], object]]:
     raise PlanError(f"the function returned {_shape(made)}; allowed: {FORMS}")
 
 
-def _check_ran(returned: object) -> None:
+def _run(step: Callable[[], object], tracer: Tracer) -> None:
+    returned = step()
     if _close(returned):
         raise PlanError(
             f"the step returned {_shape(returned)}, which has not run; allowed: a function that "
             "trains on one batch before it returns"
         )
+    tracer.returned(returned)
 
 
 def _close(returned: object) -> bool:
@@ -197,7 +199,7 @@ def _import(name: str, text: str, directory: Path) -> Any:
     if sys.path[:1] != [place]:
         sys.path.insert(0, place)
     try:
-        with _without_arguments():
+        with without_arguments():
             # Code that is compiled at import time is planned uncompiled.
             return importlib.import_module(name) if file is None else python_file.load(file)
     except FileNotFoundError as error:
@@ -218,7 +220,7 @@ def _import(name: str, text: str, directory: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _without_arguments() -> Iterator[None]:
+def without_arguments() -> Iterator[None]:
     """Hide the command line of `umem` from a program that parses one."""
     argv = sys.argv
     sys.argv = argv[:1]

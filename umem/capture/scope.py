@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -150,7 +151,8 @@ class Scope(contextlib.ExitStack):
         """Name a module's parts, and take those parameters that were set without a hook.
 
         Parts of the program's `model` keep their paths in it. Beside it, those of another module
-        begin with "other" and its type.
+        begin with "other" and its type. If no model is known, they begin with its type where a
+        module that is alive has such a path.
         """
         if model:
             self._model = weakref.ref(net)
@@ -158,11 +160,18 @@ class Scope(contextlib.ExitStack):
         if net in self._names:
             return
         root, before = type(net).__name__, ""
+        own = dict(net.named_modules())
+        parts = set(own.values())
+        taken = {path for part, path in self._names.items() if part not in parts}
         if other := not model and self._model is not None and self._model() is not None:
             self._others[root] += 1
             root = f"other {root}" + (f" {n}" if (n := self._others[root]) > 1 else "")
             before = f"{root}."
-        for name, part in net.named_modules():
+        elif not taken.isdisjoint(name or root for name in own):
+            numbered = (f"{root} {n}" if n > 1 else root for n in itertools.count(1))
+            root = next(free for free in numbered if free not in taken)
+            before = f"{root}."
+        for name, part in own.items():
             if other and part in self._names:
                 continue
             self._names[part] = before + name if name else root

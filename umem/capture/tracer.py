@@ -85,6 +85,9 @@ class Tracer(DispatchMode):
         self.recording.costs.clear()
         return step
 
+    def returned(self, value: object) -> None:
+        """Take what the step returned, before it is let go."""
+
     def end_step(self) -> None:
         """End a step; free the blocks that only reference cycles keep alive."""
         gc.collect()

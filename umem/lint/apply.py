@@ -71,26 +71,28 @@ def equal_buffers(model: nn.Module, constants: Mapping[str, str]) -> list[Findin
         constants: their names and lines, see `LintReport.constants`.
     """
     parts = _parts(model)
-    groups: dict[Any, dict[int, str]] = defaultdict(dict)
-    sizes: dict[str, int] = {}
+    # By their values: names, and bytes, by storage. Expanded tensors have more elements than it.
+    groups: dict[Any, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    sizes: dict[int, int] = {}
     for name in constants:
         owner, _, attribute = name.rpartition(".")
         tensor: torch.Tensor = getattr(_part(parts, owner), attribute)
         key = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, _digest(tensor))
-        groups[key].setdefault(tensor.untyped_storage().data_ptr(), name)
-        sizes[name] = tensor.numel() * tensor.itemsize
+        storage = tensor.untyped_storage()
+        groups[key][storage.data_ptr()].append(name)
+        sizes[storage.data_ptr()] = min(tensor.numel() * tensor.itemsize, storage.nbytes())
     found = []
     for group in groups.values():
-        names = list(group.values())
-        if len(names) > 1:
+        names = [name for held in group.values() for name in held]
+        if len(group) > 1:
             buffers = all(_is_buffer(parts, name) for name in names)
             found.append(
                 Finding(
                     kind="duplicate",
-                    bytes=sizes[names[0]] * (len(names) - 1),
+                    bytes=sum(sizes[storage] for storage in [*group][1:]),
                     peak_bytes=None,
                     line=constants[names[0]],
-                    what=f"{len(names)} tensors of equal values: {some_of(names)}",
+                    what=f"{len(group)} tensors of equal values: {some_of(names)}",
                     fix="create it once and share it",
                     modules=tuple(names) if buffers else (),
                     safe=buffers,
@@ -135,7 +137,8 @@ def with_values(make: Callable[[], object], report: LintReport) -> LintReport:
     Raises:
         PlanError: the program cannot be set up with real tensors, or has no model.
     """
-    with _seeded(), program.explained("setting the program up with real tensors"):
+    setting_up = program.explained("setting the program up with real tensors")
+    with _seeded(), setting_up, program.without_arguments():
         model = model_of(make())
         parts = _parts(model)
         inside = {name: line for name, line in report.constants.items() if _owner(name) in parts}
@@ -179,7 +182,8 @@ def model_of(made: object) -> nn.Module:
 
 def _run(make: Callable[[], object], findings: Sequence[Finding]) -> tuple[list[str], _Prints]:
     prints = _Prints()
-    with _seeded(), program.explained("a run with real tensors"):
+    running = program.explained("a run with real tensors")
+    with _seeded(), running, program.without_arguments():
         made = make()
         model, done = _apply_inside(made, findings)
         if isinstance(made, tuple) and len(made) == 4:

@@ -7,6 +7,7 @@ Instead of a list of them, both forms run here on small tensors.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ _EDGE = 7  # in the tensors tried, along each dimension that is not 1
 # Tried together with random values: kinks, limits and changes of sign.
 _VALUES = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, -3.0, 6.0, 20.0, -20.0, 1e-30, -1e-30, 1e30,
            float("inf"), -float("inf"), float("nan"))  # fmt: skip
+_TRIED = 2 * len(_VALUES)  # as many are random
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -55,7 +57,24 @@ class Prober:
 
 def _try(call: Call, position: int) -> Verdict:
     torch.default_generator.manual_seed(0)  # `torch.manual_seed` seeds GPUs as well
-    given = [_tensor(arg) if isinstance(arg, Spec) else arg for arg in call.args]
+    specs = [arg for arg in call.args if isinstance(arg, Spec)]
+    fewest = min((math.prod(_shape(spec)) for spec in specs), default=_TRIED)
+    keeps_result = False
+    # Each element of a small tensor takes each value in turn.
+    orders = [torch.randperm(_TRIED) for _ in call.args]
+    for begin in range(0, _TRIED, fewest):
+        given = [
+            _tensor(arg, order.roll(begin)) if isinstance(arg, Spec) else arg
+            for arg, order in zip(call.args, orders, strict=True)
+        ]
+        verdict = _tried(call, position, given)
+        keeps_result |= verdict.keeps_result
+        if verdict.why_not:
+            break
+    return Verdict(verdict.why_not, keeps_result)
+
+
+def _tried(call: Call, position: int, given: list[Any]) -> Verdict:
     form = in_place(call.func)
     try:
         wanted = _run(call.func, given, call, None)
@@ -122,19 +141,21 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def _tensor(spec: Spec) -> torch.Tensor:
-    shape = [1 if size == 1 else _EDGE for size in spec.shape]
+def _shape(spec: Spec) -> list[int]:
+    return [1 if size == 1 else _EDGE for size in spec.shape]
+
+
+def _tensor(spec: Spec, order: torch.Tensor) -> torch.Tensor:
+    """Return random values, and the first of `_VALUES` in this order that there is room for."""
+    shape = _shape(spec)
     if not (spec.dtype.is_floating_point or spec.dtype.is_complex):
         return torch.randint(0, 2, shape).to(spec.dtype)
     flat = torch.randn(shape, dtype=torch.float64).flatten() * 2
-    count = min(len(_VALUES), flat.numel() // 2)
-    flat[:count] = torch.tensor(_VALUES[:count], dtype=torch.float64)
-    return (
-        flat[torch.randperm(flat.numel())]
-        .reshape(shape)
-        .to(spec.dtype)
-        .requires_grad_(spec.requires_grad)
-    )
+    tried = torch.randn(_TRIED, dtype=torch.float64) * 2
+    tried[: len(_VALUES)] = torch.tensor(_VALUES, dtype=torch.float64)
+    count = min(_TRIED, flat.numel())
+    flat[:count] = tried[order[:count]]
+    return flat.reshape(shape).to(spec.dtype).requires_grad_(spec.requires_grad)
 
 
 def _same(some: list[torch.Tensor | None], others: list[torch.Tensor | None]) -> bool:

@@ -198,7 +198,7 @@ def _duplicates(watched: Watched) -> Iterator[Finding]:
     recording = watched.recording
     begin, end = recording.span()
     life = recording.lifetimes()
-    written = _blocks(recording, begin, end, writes=True) | watched.updated
+    written = _rewritten(watched, life) | watched.updated
     paths: dict[BlockId, list[str]] = defaultdict(list)
     for path, held in watched.held.items():
         paths[held.block].append(path)
@@ -217,6 +217,16 @@ def _duplicates(watched: Watched) -> Iterator[Finding]:
         blocks = _most_at_once(group)
         if len(blocks) > 1:
             yield _duplicate(watched, blocks, [p for b in blocks for p in paths.get(b, ())])
+
+
+def _rewritten(watched: Watched, life: dict[BlockId, tuple[int, int]]) -> set[BlockId]:
+    """Return the blocks that a step writes which is not the one that made them."""
+    recording, found, begin = watched.recording, set[BlockId](), 0
+    for end in recording.step_ends():
+        blocks = _blocks(recording, begin, end, writes=True)
+        found |= {b for b in blocks if b in watched.built or life[b][0] < begin}
+        begin = end + 1
+    return found
 
 
 def _duplicate(watched: Watched, blocks: list[BlockId], paths: list[str]) -> Finding:
@@ -283,7 +293,8 @@ def _held(watched: Watched) -> Iterator[Finding]:
             known = recording.blocks[block]
             if known.on_host or known.tag in _LASTING or block in lasting:
                 continue
-            if ends[step - 1] < born < ends[step] and died > ends[step + 1]:
+            # A batch that was prefetched lives for two steps.
+            if ends[step - 1] < born < ends[step] and died > ends[-1]:
                 by_line[watched.lines[block]].append(known.bytes)
         growth.append(by_line)
     for line in growth[0].keys() & growth[1].keys():
@@ -309,6 +320,8 @@ def _unused(watched: Watched) -> Iterator[Finding]:
         known = recording.blocks[block]
         if block in read or block in watched.of_backward or died <= begin:
             continue
+        if born >= begin and died > end:
+            continue  # a later step may read it
         if known.on_host or not known.bytes:
             continue
         path = paths.get(block)

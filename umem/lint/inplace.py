@@ -159,9 +159,7 @@ class _Search:
             return "its call is more than one op"
         block = call.blocks[position]
         return (
-            self._outlives(call, block)
-            or self._missed(call, block)
-            or self.prober.verdict(call, position).why_not
+            self._outlives(call, block) or self._missed(call, block) or self._spoilt(call, position)
         )
 
     def _outlives(self, call: Call, block: BlockId) -> str:
@@ -181,6 +179,13 @@ class _Search:
             return "its input is saved for the backward pass by another op"
         touched = any(time > call.event for time in self.watched.touched[block])
         return "its input is used afterwards" if touched or self._used_later(call, block) else ""
+
+    def _spoilt(self, call: Call, position: int) -> str:
+        """Return why the form in place differs, or fails, in the step; empty if it does not."""
+        verdict = self.prober.verdict(call, position)
+        if verdict.keeps_result and any(i > call.event for i in self.written[call.result]):
+            return "its result, which the in-place form keeps, is written over later"
+        return verdict.why_not
 
     def _used_later(self, call: Call, block: BlockId) -> bool:
         """Return whether a later op gets the block, except in the call's own backward pass."""

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules import module as modules
+from torch.utils import _pytree
 
 from ..capture import op_semantics, source_lines
 from ..capture.dispatch import FunctionMode
@@ -128,6 +129,11 @@ class Watcher(Tracer):
         self._look_at_modules()
         watched.built.update(self.recording.blocks)
         return step
+
+    def returned(self, value: object) -> None:
+        """Note that the program's caller gets these tensors."""
+        for tensor in op_semantics.strided(_pytree.tree_leaves(value)):
+            self.touch(tensor)
 
     def end_step(self) -> None:
         """End a step and inspect the modules again."""
