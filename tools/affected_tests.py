@@ -13,6 +13,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,8 @@ NEVER = "tests/native/test_sanitizers.py"  # builds everything twice
 OTHER_TORCH = ("tests/gpu/", "tests/softcuda/")  # run by `make test-cuda` only
 # tests/conftest.py records what each test took here (pytest's cache).
 DURATIONS = ".pytest_cache/v/umem/durations"
+STARTS_S = 5.0  # until pytest has collected the tests
+AT_A_TIME = 2.0  # test files
 GUESSED_SECONDS = {"unit": 6.0, "native": 8.0, "integration": 20.0, "arch": 20.0}
 
 _IMPORT_IN_STRING = re.compile(
@@ -268,7 +271,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("files", nargs="*", metavar="FILE", help="the change, without git")
     parser.add_argument("--base", metavar="REV", help="compare with the merge base of REV")
     parser.add_argument("--max-seconds", type=float, default=100.0, help="of tests, one by one")
+    parser.add_argument("--until", type=float, metavar="TIME", help="instead, in s since 1970")
     args = parser.parse_args(argv)
+    if args.until is not None:
+        args.max_seconds = AT_A_TIME * (args.until - time.time() - STARTS_S)
     changed = sorted(set(args.files or changed_files(ROOT, args.base)))
     choices = choose(ROOT, changed, recorded_seconds(ROOT))
     here = [choice for choice in choices if not choice.path.startswith(OTHER_TORCH)]

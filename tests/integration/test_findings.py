@@ -316,7 +316,7 @@ def test_batches_that_are_fetched_ahead_are_read_and_do_not_grow() -> None:
 
 
 def test_models_of_one_class_are_told_apart() -> None:
-    """Of a step alone the model is not known; the second one gets no gradients."""
+    """A step alone names no model; the second one gets no gradients."""
 
     def make() -> Any:
         torch.manual_seed(0)

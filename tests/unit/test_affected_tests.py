@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import affected_tests
@@ -169,12 +170,21 @@ def test_recorded_times_are_summed_by_file(root: Path) -> None:
     assert affected_tests.recorded_seconds(root) == {"tests/a.py": 3.5, "tests/b.py": 1.0}
 
 
-def test_the_command_says_why_and_what_it_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_why_and_what_it_leaves(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The order depends on what tests took here before.
+    monkeypatch.setattr(affected_tests, "recorded_seconds", lambda _root: {})
     assert affected_tests.main(["--max-seconds", "0", "tools/affected_tests.py"]) == 0
     out, err = capsys.readouterr()
     assert "tests/arch/test_layers.py" in out.split()
     assert "imports tools/affected_tests.py" in err
     assert affected_tests.main(["--max-seconds", "0", "src/x.h"]) == 0
     out, err = capsys.readouterr()
+    assert affected_tests.main(["--until", str(time.time()), "src/x.h"]) == 0
+    assert capsys.readouterr().out == out
+    later = str(time.time() + 3600)
+    assert affected_tests.main(["--max-seconds", "0", "--until", later, "src/x.h"]) == 0
+    assert {*capsys.readouterr().out.split()} > {*out.split()}
     assert "test_sanitizers" not in out
     assert re.search(r"left to `make test`: \d+ files, about \d+ s: tests/native/", err)
