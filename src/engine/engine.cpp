@@ -136,8 +136,11 @@ Status Engine::admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag,
     // Already waited for, unless the wait failed: a discard may still be under way.
     UMEM_RETURN_IF_ERROR(
         transfers_.await(state_.ledger.at(id).arrival, state_.ledger.at(id).populated, stream));
-    state_.ledger.revive(id, tag, family);
-    return {};
+    moves_.note_failures();
+    if (state_.ledger.at(id).state == State::kDead) {
+      state_.ledger.revive(id, tag, family);
+      return {};
+    }
   }
   const CallScope scope(state_.table, state_.place);
   const bool captured = state_.skip_for_capture(stream);

@@ -275,9 +275,10 @@ bool Moves::note_failures() {
   if (failed.empty()) return false;
   for (RangeId id = 1; id < state_.ledger.capacity(); ++id) {
     const residency::Unit& unit = state_.ledger.at(id);
-    if (unit.state == State::kDevice &&
+    const bool dead = unit.state == State::kDead;
+    if ((unit.state == State::kDevice || dead) &&
         std::find(failed.begin(), failed.end(), unit.arrival) != failed.end())
-      state_.ledger.set_state(id, State::kHost);
+      state_.ledger.set_state(id, dead ? State::kGone : State::kHost);
   }
   return true;
 }

@@ -400,6 +400,27 @@ def test_what_cannot_be_brought_in_ahead_is_brought_when_it_is_used(program: Pro
     assert words == ["1.0", "True", "[]", "True", "[]"]
 
 
+def test_addresses_of_what_could_not_be_brought_in_serve_the_next_block(program: Program) -> None:
+    words = run(
+        program,
+        """
+        with start():
+            tensors = blocks(2)
+            torch.cuda.synchronize()
+            umem.evict(tensors)
+            torch.cuda.synchronize()
+            for nth in range(1, 5):  # on the device and on the host, and both again
+                soft.inject("cuMemSetAccess", nth, 2)
+            umem.prefetch(tensors[0])
+            torch.cuda.synchronize()
+            address = tensors.pop(0).data_ptr()
+            kept = tensors[0] + 1  # umem learns of the failure while the block is dead
+            print(kept.data_ptr() == address, bool(kept.eq(2).all()), soft.races())
+        """,
+    )
+    assert words == ["True", "True", "[]"]
+
+
 def test_device_memory_that_the_driver_does_not_take_back_at_first_is_not_lost(
     program: Program,
 ) -> None:
