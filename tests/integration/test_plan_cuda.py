@@ -262,6 +262,24 @@ def test_what_is_saved_on_the_host_is_not_on_the_device() -> None:
     assert saved < plain
 
 
+@pytest.mark.parametrize("move", [lambda t, y: t.to(y), lambda t, y: t.type_as(y)])
+def test_a_move_to_the_place_of_another_tensor(move: Callable[[Any, Any], Any]) -> None:
+    def make(move: Callable[[Any, Any], Any]) -> Any:
+        net = nn.Linear(512, 512).cuda()
+        x = torch.ones(2048, 512, device="cuda")
+        target = torch.ones(2048, 512, dtype=torch.float64)
+
+        def step() -> None:
+            y = net(x)
+            (y * move(target, y)).square().sum().backward()
+
+        return net, step
+
+    by_name = peak_bytes(partial(make, lambda t, _: t.float().cuda()))
+    assert peak_bytes(partial(make, move)) == by_name
+    assert peak_bytes(partial(make, lambda t, _: t.float())) < by_name
+
+
 def test_loaded_states_of_an_optimizer_are_on_the_device() -> None:
     def make() -> Any:
         nets = [nn.Linear(256, 256, bias=False) for _ in range(2)]
@@ -685,6 +703,41 @@ def test_another_link_and_a_node_have_the_same_gpu() -> None:
         node = nodes.find(name)
         assert gpu_of(node.profile(node.devices)) == gpu_of(node.profile(1)) != Gpu()
         assert gpu_of(node.device).name.startswith("NVIDIA ")
+
+
+def test_distributions_do_not_ask_for_values() -> None:
+    distributions = torch.distributions
+    validates = distributions.Distribution._validate_args
+
+    def make() -> Any:
+        net, x = nn.Linear(8, 8), torch.ones(4, 8)
+
+        def step() -> None:
+            out = net(x)
+            chosen = distributions.Categorical(logits=out)
+            gained = chosen.log_prob(chosen.sample())
+            (gained + distributions.Normal(out, 1.0).log_prob(x).sum(1)).sum().backward()
+
+        return net, step
+
+    names = {op.name for op, _ in program.trace(make).last_step()}
+    assert "aten::multinomial" in names  # of the sample
+    assert distributions.Distribution._validate_args is validates
+
+
+def test_flex_attention_is_one_kernel(recwarn: pytest.WarningsRecorder) -> None:
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+
+    def make() -> Any:
+        net = nn.Linear(64, 192).cuda()
+        x = torch.randn(2, 4, 256, 64, device="cuda")
+        compiled = torch.compile(flex.flex_attention)
+        return net, lambda: compiled(*net(x).chunk(3, -1)).mean().backward()
+
+    recording = program.trace(make)
+    assert any("flex_attention_backward" in op.name for op, _ in recording.last_step())
+    assert max(block.bytes for block in recording.blocks.values()) < 2 * 4 * 256 * 256 * 4
+    assert [str(each.message) for each in recwarn if "flex" in str(each.message)] == []
 
 
 def test_what_is_replaced_exists() -> None:

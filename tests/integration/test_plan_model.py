@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,6 +130,33 @@ def test_what_does_not_fit_is_told_what_needs_less(
     assert "umem run" in text
 
 
+def test_what_one_op_alone_exceeds_is_not_said_to_run(
+    gpt2: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((tmp_path / gpt2).read_text())
+    (tmp_path / gpt2).write_text(json.dumps({**config, "vocab_size": 50257}))
+    words = ["plan", gpt2, "--policy", "lru", "--train", "none", "--budget", "64MiB"]
+    assert cli.main([*words, "--batch", "1", "--sequence", "128", "--json"]) == 0
+    found = schemas.read("plan", capsys.readouterr().out)["model"]
+    assert found["max_batch"] > 0
+    assert found["twice"] is None
+    assert cli.main([*words, "--batch", "64", "--sequence", "128"]) == 0
+    text = capsys.readouterr().out
+    assert "plain torch    does not fit" in text
+    assert re.search(r"^umem run +aten::mm .* alone needs more memory$", text, re.MULTILINE), text
+
+
+def test_a_text_in_one_piece_has_no_mask_of_pairs_of_tokens(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2}
+    config = {"model_type": "llama", "num_hidden_layers": 2, "vocab_size": 128, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    source, length = networks.find(".", tmp_path), 2048
+    shape = networks.Shape(1, length)
+    made = training.record(source, shape, training.Setup("full"), whole_lists=True)
+    assert max(block.bytes for block in made.recording.blocks.values()) < length * length
+
+
 def test_not_even_one_sample_fits(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--train", "full", "--budget", "4MiB"]
     assert plan(*words)["max_batch"] == 0
@@ -250,6 +278,11 @@ def test_smaller_trainings_are_offered_by_what_is_asked() -> None:
         "--checkpointing", "--train qlora", "--train qlora --checkpointing",
     ]  # fmt: skip
     assert "--precision bf16" in options(training.Setup("full"))
+    # A label names what differs, so all else is as the program has it.
+    offered = dict(plan_model._smaller(training.Setup("full", "fp32")))
+    assert {option for option, how in offered.items() if how.precision != "fp32"} == {
+        "--precision bf16"
+    }
 
 
 @pytest.fixture

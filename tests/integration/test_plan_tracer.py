@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -339,6 +340,43 @@ def test_checkpointing_needs_less_and_computes_again() -> None:
     flops = [sum(cost.flops for _, cost in r.last_step()) for r in (plain, again)]
     # The last layer of each part need not run again: torch stops once nothing more is needed.
     assert flops[1] == pytest.approx(flops[0] * 7 / 6, rel=0.02)
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return 2 * gradient * ctx.saved_tensors[0]
+
+
+def test_what_custom_functions_and_reentrant_checkpoints_make_is_an_activation() -> None:
+    def bytes_of_activations(run: Callable[[Any, Any], Any]) -> int:
+        def make() -> Any:
+            net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+            x = torch.ones(256, 64)
+
+            def step() -> None:
+                y = net[0](x)
+                for layer in net[1:]:
+                    y = run(layer, y)
+                y.sum().backward()
+
+            return net, step
+
+        step = _step(program.trace(make))
+        return max(step.live_bytes_of(np.array([tag == "activation" for tag in step.tags])))
+
+    kept, again = (
+        bytes_of_activations(lambda layer, y, way=way: checkpoint(layer, y, use_reentrant=way))
+        for way in (False, True)
+    )
+    assert 8 * 256 * 64 * 4 <= kept <= again <= 9 * 256 * 64 * 4 + 512  # it computes one more
+    plain = bytes_of_activations(lambda layer, y: layer(y).square())
+    assert bytes_of_activations(lambda layer, y: Squared.apply(layer(y))) == plain
 
 
 def test_a_program_that_says_cuda_has_its_host_tensors_left_out() -> None:
@@ -736,6 +774,21 @@ def test_the_programs_precision_of_products_counts(
             torch.set_float32_matmul_precision("highest")
             torch.backends.cudnn.allow_tf32 = True
     assert found() == ["fp32", "tf32", "fp32"]
+
+
+def test_a_script_with_data_parallel_has_one_gpu(tmp_path: Path) -> None:
+    peaks = []
+    for net in ("nn.DataParallel(net).cuda()", "net.cuda()"):
+        path = tmp_path / "train.py"
+        path.write_text(
+            "import torch\nfrom torch import nn\nnet = nn.Linear(256, 256)\n"
+            f"net = {net}\noptimizer = torch.optim.SGD(net.parameters())\n"
+            "x = torch.ones(64, 256, device='cuda')\nfor _ in range(5):\n"
+            "    optimizer.zero_grad()\n    net(x).sum().backward()\n    optimizer.step()\n"
+        )
+        recording = script.trace(path, [])
+        peaks.append(_step(recording).peak_bytes)
+    assert peaks[0] == peaks[1] > 0
 
 
 def test_a_script_that_ends_early(tmp_path: Path) -> None:

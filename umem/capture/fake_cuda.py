@@ -8,8 +8,9 @@ so here too. Calls for `cuda` get fake tensors.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch._VF
@@ -56,6 +57,7 @@ def like_cuda(scope: Scope) -> Iterator[FakeTensorMode]:
         autocast_init = stack.enter_context(autocast.of_cuda(scope))
         for owner, name, value in (
             *_replacements(ways),
+            *_of_libraries(),
             *cuda_calls.replacements(scope),
             (autocast_mode.autocast, "__init__", autocast_init),
             _resizing(scope),
@@ -89,7 +91,25 @@ def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
         (torch, "save", ways.save),
         (nn.Module, "compile", lambda _self, *_args, **_kwargs: None),
         (torch, "compile", _uncompiled),
+        # It asks for values, which fake tensors make up.
+        (torch.distributions.Distribution, "_validate_args", False),
     ]
+
+
+def _of_libraries() -> Iterator[tuple[Any, str, Any]]:
+    """Yield replacements in modules that the program has imported before it is planned."""
+    flex = sys.modules.get("torch.nn.attention.flex_attention")
+    for name in ("_validate_device", "_warn_once"):  # of the CPU, and of eager ops
+        if hasattr(flex, name):
+            yield flex, name, _nothing
+    # With fake tensors it assumes several texts in a row, which need a mask of all pairs of tokens.
+    masks = sys.modules.get("transformers.masking_utils")
+    if hasattr(masks, "find_packed_sequence_indices"):
+        yield masks, "find_packed_sequence_indices", _nothing
+
+
+def _nothing(*_args: object, **_kwargs: object) -> None:
+    pass
 
 
 def _resizing(scope: Scope) -> tuple[Any, str, Any]:
@@ -124,6 +144,15 @@ def _in_parts(groups: Groups) -> Groups:
     whole = sum(sum(list_parts.row_bytes(lists)) for lists, _ in groups.values())
     most = max(whole // _PARTS, _LEAST_PART)
     return list_parts.in_parts(groups, lambda _: most)
+
+
+def _has_place(value: object) -> TypeGuard[_Tensor]:
+    """Return whether it is a tensor of one storage."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and not is_functorch_wrapped_tensor(value)
+    )
 
 
 def _to_host_first(move: Any) -> Callable[..., Any]:
@@ -177,6 +206,7 @@ class _LikeCuda(FunctionMode):
             _Tensor.cuda: self._cuda,
             _Tensor.cpu: self._cpu,
             _Tensor.to: self._to,
+            _Tensor.type_as: lambda tensor, other: self._to(tensor, other),
             _Tensor.pin_memory: lambda tensor, *_args, **_kwargs: tensor,
             **{reader: self._reader(reader, name) for reader, name in _READERS.items()},
         }
@@ -225,8 +255,10 @@ class _LikeCuda(FunctionMode):
         elif isinstance(place, str):
             moved = self._cpu(tensor)
         else:  # a dtype, another tensor, or its `device`, which is the CPU's in any case
-            if isinstance(place, torch.device) and self._scope.asked_for_cuda:
+            if self._scope.asked_for_cuda and isinstance(place, torch.device):
                 tensor = self._moved(tensor, on_host=self._to_host)
+            elif self._scope.asked_for_cuda and _has_place(place):
+                tensor = self._moved(tensor, on_host=self._is_on_host(place))
             return tensor.to(*args, **kwargs)
         rest = args if "device" in kwargs else args[1:]
         kwargs = {key: value for key, value in kwargs.items() if key != "device"}
@@ -238,14 +270,17 @@ class _LikeCuda(FunctionMode):
             return tensor
         if tensor.layout is torch.sparse_coo:
             return self._sparse_moved(tensor, on_host)
-        tracer = self._scope.tracer
-        block = tracer.recording.blocks[tracer.block(tensor)]
-        if block.on_host == on_host:
+        if self._is_on_host(tensor) == on_host:
             return tensor
+        tracer = self._scope.tracer
         copy = tensor.clone()
         tracer.on_host(copy, on_host)
-        tracer.tag(copy, block.tag)
+        tracer.tag(copy, tracer.recording.blocks[tracer.block(tensor)].tag)
         return copy
+
+    def _is_on_host(self, tensor: _Tensor) -> bool:
+        tracer = self._scope.tracer
+        return tracer.recording.blocks[tracer.block(tensor)].on_host
 
     def _sparse_moved(self, tensor: _Tensor, on_host: bool) -> _Tensor:
         before = tensor._indices(), tensor._values()
@@ -261,9 +296,8 @@ class _LikeCuda(FunctionMode):
         """Return the function that takes an optimizer's loaded state: to its parameter's side."""
 
         def processed(parameter: _Tensor, *args: Any, **kwargs: Any) -> Any:
-            tracer = self._scope.tracer
             before = self._to_host
-            self._to_host = tracer.recording.blocks[tracer.block(parameter)].on_host
+            self._to_host = self._is_on_host(parameter)
             try:
                 return process(parameter, *args, **kwargs)
             finally:

@@ -183,7 +183,17 @@ class Tracer(DispatchMode):
             return None
         inputs = [*op_semantics.strided([*args, *named.values()])]
         before = {self.block(tensor) for tensor in inputs}
+        if phase == "forward":
+            self._tag_results_of_functions(inputs)
         return OpCall(operator, func, args, named, inputs, before, phase)
+
+    def _tag_results_of_functions(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Tag what a custom function made: its ops had no gradients, but its result has."""
+        for tensor in tensors:
+            if tensor.requires_grad and not tensor.is_leaf:
+                block = self.recording.blocks[self.block(tensor)]
+                if block.tag == "temp":
+                    block.tag = "activation"
 
     def end_op(self, call: OpCall, out: Any) -> None:
         """Record an op that has run."""

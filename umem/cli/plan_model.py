@@ -261,7 +261,10 @@ class PlannedModel:
         return training.record(self.source, shape, how or self.how, whole_lists=whole_lists)
 
     def _twice(self, most: Fit, device: DeviceProfile, budget: int) -> tuple[float, float] | None:
-        """Replay twice the largest batch under umem; None if that is none, or no limit."""
+        """Replay twice the largest batch under umem.
+
+        None if that is none or no limit, or if one of its ops needs more than the budget.
+        """
         from ..analysis.batch_size import MOST
         from ..capture import roofline
         from ..simulation import replay
@@ -272,8 +275,9 @@ class PlannedModel:
         shape = self.shape._replace(batch=2 * most.batch)
         recording = self._run(shape, whole_lists=False).recording
         step = last_step(recording.device_events(roofline.clock(device)))
-        room = max(budget, replay.min_budget(step))
-        return replay.replay_step(step, "auto", device, room).step_us, step.compute_us
+        if replay.min_budget(step) > budget:
+            return None
+        return replay.replay_step(step, "auto", device, budget).step_us, step.compute_us
 
     def _others(self, device: DeviceProfile, budget: int) -> Iterator[tuple[str, Point]]:
         """Yield options that need less, and the step at this shape with each."""
@@ -361,7 +365,7 @@ def _smaller(how: Setup) -> Iterator[tuple[str, Setup]]:
     if how.in_precision != "bf16":
         yield "--precision bf16", dataclasses.replace(how, precision="bf16")
     for train in TRAINED[TRAINED.index(how.train) + 1 : -1]:
-        less = dataclasses.replace(how, train=train, precision=None)
+        less = dataclasses.replace(how, train=train)
         yield f"--train {train}", less
         if not how.checkpointing:
             yield (

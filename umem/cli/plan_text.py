@@ -73,7 +73,9 @@ def _model(outcome: PlanAnswer) -> Iterator[str]:
         return
     for name, text in outcome.model.rows():
         yield _row(name, text)
-    if not outcome.model.point.fits and outcome.results:
+    if not outcome.model.point.fits and outcome.budget > outcome.asked:
+        yield _row("umem run", f"{outcome.memory.largest_op} alone needs more memory")
+    elif not outcome.model.point.fits and outcome.results:
         best = outcome.results[0]
         ratio = best.step_us / best.compute_us if best.compute_us else 1.0
         yield _row("umem run", f"{_ms(best.step_us)} a step, {ratio:.2f} x compute, same training")
