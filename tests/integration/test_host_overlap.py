@@ -413,8 +413,11 @@ def test_no_more_waits_than_the_buffers_hold(
             gc.collect()
 
 
-def test_the_threads_of_updates_are_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, seen = parts.update, []
+@pytest.mark.parametrize("removed", [True, False])
+def test_the_threads_of_updates_are_an_option(
+    removed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen, left = parts.update, [], []
 
     def update(*args: Any) -> None:
         seen.append(torch.get_num_threads())
@@ -431,10 +434,17 @@ def test_the_threads_of_updates_are_an_option(monkeypatch: pytest.MonkeyPatch) -
             optimizer.step()
             assert torch.get_num_threads() == 1  # for the tests here
             assert _on_thread(torch.get_num_threads) == 1
-            paged.remove()
+            if removed:
+                paged.remove()
+            else:
+                left.append((optimizer, paged))
             del model, optimizer, paged
             gc.collect()
     assert [seen[i] for i in (0, 4, 8)] == [1, 3, 2]
+    for _, paged in left:
+        paged.remove()
+    left.clear()
+    gc.collect()
 
 
 def test_compiled_code_is_waited_for_in_the_step() -> None:

@@ -178,6 +178,78 @@ class Scaled(torch.autograd.Function):
         return gradient * scale, (gradient * x).sum(0)
 
 
+class Cleared(Scaled):
+    """Saves what torch lets go of once it was read, since 2.13."""
+
+    clear_saved_tensors_on_access = True
+
+
+def test_what_a_function_clears_at_its_access_is_left_alone() -> None:
+    agree("memory", lambda net, h: Cleared.apply(h, net.b.bias))
+
+
+def averaged(net: Net, h: Any) -> Any:
+    state: Any = vars(net)
+    state.setdefault("center", torch.zeros(WIDTH))
+    with torch.no_grad():
+        state["center"].mul_(0.9).add_(h.mean(0), alpha=0.1)
+    return torch.sigmoid(h - state["center"])
+
+
+def two_passes(net: Net, x: Any) -> None:
+    (net(x) * net(x.flip(0))).mean().backward()
+
+
+@pytest.mark.parametrize("mode", ["memory", "recompute", "per_block"])
+def test_a_second_pass_may_update_buffers_before_the_backward_pass(mode: str) -> None:
+    agree(mode, averaged, two_passes)
+
+
+def test_a_change_of_what_was_first_read_by_data_is_an_error() -> None:
+    inputs: list[Any] = []
+
+    def inner(net: Net, h: Any) -> Any:
+        x = torch.ones(BATCH, WIDTH)
+        inputs[:] = [x]
+        z = x.data.sin() * net.b.bias
+        return h * z * (x + net.b.bias).sigmoid()
+
+    def step(net: Net, x: Any) -> None:
+        loss = net(x).square().mean()
+        inputs[0].zero_()
+        loss.backward()
+
+    with pytest.raises(umem.StateError, match="modified by an inplace operation"):
+        train("memory", inner, step)
+    inputs.clear()
+
+
+def test_memory_that_the_program_frees_is_not_read() -> None:
+    def inner(net: Net, h: Any) -> Any:
+        with torch.no_grad():
+            big = torch.ones(BATCH, WIDTH)
+        y = (h * net.b.bias + big).sigmoid()
+        big.untyped_storage().resize_(0)
+        return y
+
+    train(None, inner, backward)  # the addition saves nothing
+    with pytest.raises(umem.StateError, match="freed the memory of a "):
+        train("memory", inner, backward)
+
+
+def test_parts_of_one_storage_are_dropped_once() -> None:
+    def inner(net: Net, h: Any) -> Any:
+        first, second = (h * net.b.bias).tanh().chunk(2, -1)
+        return torch.cat((first * second, first + second), -1)
+
+    torch.manual_seed(0)
+    net = umem.optimize(Net(inner), mode="memory", budget="50%")
+    for _ in range(2):
+        backward(net, torch.randn(BATCH, WIDTH))
+    tensors = report(net).dropped_bytes / (BATCH * WIDTH * 4)
+    assert tensors == int(tensors) < report(net).dropped
+
+
 def test_a_look_at_data_keeps_nothing() -> None:
     def inner(net: Net, h: Any) -> Any:
         y = functional.gelu(h).mul_(2)
@@ -319,6 +391,8 @@ def test_a_copy_runs_itself() -> None:
 def test_pickles_and_signatures_are_those_of_the_program() -> None:
     net = umem.optimize(Net(), mode="memory")
     assert b"umem" not in pickle.dumps(net)
+    # In a pickle of the class itself, as of cloudpickle for classes of scripts.
+    assert pickle.loads(pickle.dumps(forwards._runs)) == {}
     assert [*inspect.signature(net.forward).parameters] == ["x"]
     assert inspect.getsource(net.forward) == inspect.getsource(inspect.unwrap(Net.forward))
     assert torch.jit.script(umem.optimize(nn.Sequential(nn.Linear(4, 4)), mode="memory"))

@@ -606,19 +606,19 @@ def test_views_of_another_dtype_and_writes_to_sparse_tensors(
 
 def test_an_op_with_another_result_when_it_runs_again_is_an_error() -> None:
     """NumPy writes the mask, which torch does not see."""
-    array = np.array([True, False, True, False])
+    array = np.arange(1 << 17) < 2  # smaller ones are copied
     mask, weight = torch.from_numpy(array), torch.ones((), requires_grad=True)
 
     def forward() -> Tensor:
-        return (torch.ones(4)[mask] * weight).sum()
+        return (torch.ones(1 << 17)[mask] * weight).sum()
 
     with dropping(Prepared(plan_for(forward))):
         out = forward()
     array[:] = True
     words = (
         r"aten.index.Tensor gave a torch.float32 tensor of shape \[2\] and strides \[1\] in the "
-        r"forward pass and a torch.float32 tensor of shape \[4\] and strides \[1\] when it ran "
-        r"again, .* umem\.deoptimize\(model\)"
+        r"forward pass and a torch.float32 tensor of shape \[131072\] and strides \[1\] when it "
+        r"ran again, .* umem\.deoptimize\(model\)"
     )
     with pytest.raises(StateError, match=words):
         out.backward()

@@ -492,7 +492,17 @@ class _Stagings:
 
 
 _stagings = _Stagings()
-_thread: ThreadPoolExecutor | None = None  # shared by all optimizers
+
+
+class _UpdateThread(ThreadPoolExecutor):
+    """The thread of updates, whose operators use so many; see `_begin_thread`."""
+
+    def __init__(self, threads: int, near: torch.device | None) -> None:
+        super().__init__(1, "umem-host-update", initializer=_begin_thread, initargs=(threads, near))
+        self.threads = threads
+
+
+_thread: _UpdateThread | None = None  # shared by all optimizers
 _order = locks.reentrant()  # states arrive in the order of the updates; never entered twice
 
 
@@ -557,13 +567,14 @@ def _give_to_thread(chunk: _Chunk) -> None:
     if chunk.queued:
         return
     assert chunk.call is not None, "it is in flight"
+    settings = session.current_settings()
+    threads = settings.optimizer_threads if settings else 0
+    if _thread is not None and _thread.threads != threads:  # of a session before
+        before, _thread = _thread, None
+        before.shutdown()
     if _thread is None:
-        settings = session.current_settings()
-        threads = settings.optimizer_threads if settings else 0
         near = next((p.device for p in chunk.values if p.is_cuda), None)
-        _thread = ThreadPoolExecutor(
-            1, "umem-host-update", initializer=_begin_thread, initargs=(threads, near)
-        )
+        _thread = _UpdateThread(threads, near)
     queued = state_file.submitted(_thread, chunk.call)
     queued.add_done_callback(functools.partial(_tell_failure, chunk.done))
     chunk.queued = True

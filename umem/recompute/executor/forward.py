@@ -44,6 +44,8 @@ from .storage_versions import (
     refer,
 )
 
+_SMALL = 64 << 10  # bytes of buffers that are copied
+
 
 class Rule(Protocol):
     """A choice of the ops of a forward pass to drop."""
@@ -146,7 +148,7 @@ def dropping(rule: Rule, observer: Observer | None = None) -> Iterator[Tally]:
             yield mode.tally
     finally:
         mode.tally.ops = mode.counted
-        mode.live.clear()
+        mode.end()
 
 
 class _Kept:
@@ -232,11 +234,21 @@ class _Dropping(DispatchMode):
         self.live: dict[StorageKey, Value | weakref.ref[Value]] = {}
         # Values that the program has read through another version counter, such as that of `data`.
         self._others: dict[StorageKey, list[weakref.ref[Value]]] = {}
+        self._small: list[weakref.ref[Value]] = []  # held, and not trained
         self._rule = rule
         self._matches = True
         self._packing = False
         self._turn = locks.reentrant()
         self._streams: dict[torch.device, int] = {}  # the stream on which the pass began
+
+    def end(self) -> None:
+        """End the pass. The next one may update small buffers before this one's backward."""
+        with torch._C._DisableTorchDispatch():
+            for small in self._small:
+                if (value := small()) is not None:
+                    _privately(value)
+        self._small.clear()
+        self.live.clear()
 
     def pack(self, tensor: torch.Tensor) -> _Kept | _Dropped:
         """Return the object that autograd keeps in place of the tensor."""
@@ -244,7 +256,8 @@ class _Dropping(DispatchMode):
             value = self._find(tensor)
             if value is not None and value.made:
                 self.tally.dropped += 1
-                self.tally.dropped_bytes += tensor.untyped_storage().nbytes()
+                if value.handles is None:
+                    self.tally.dropped_bytes += tensor.untyped_storage().nbytes()
                 with torch._C._DisableTorchDispatch():
                     dropped = _Dropped(refer(tensor, value), tensor, self._turn)
                 value.handles = value.handles or weakref.WeakSet()
@@ -357,8 +370,13 @@ class _Dropping(DispatchMode):
         value = self._find(tensor)
         if value is None:
             value = Value(tensor._version, alias(tensor), None)
+            value.reader = weakref.ref(tensor)
             key = tensor.untyped_storage()._cdata
             self.live[key] = weakref.ref(value, lambda dead: self._gone(key, dead))
+            if not tensor.requires_grad and value.bytes <= _SMALL:
+                self._small.append(weakref.ref(value))
+        elif value.reader is not None and value.reader() is not tensor:
+            value.others.append((alias(tensor), tensor._version))
         return value
 
     def _to_write(self, operator: OpSemantics, tensor: torch.Tensor) -> Value | None:
@@ -446,10 +464,12 @@ def _before_change(value: Value) -> None:
 
 def _privately(value: Value) -> None:
     """Copy the content for the nodes that read it, if it is unchanged."""
-    if value.held is not None and value.reads and value.held._version == value.version:
+    if value.held is not None and value.reads and value.unchanged:
         storage = copied(value.held.untyped_storage())
         value.held = refer(value.held, None).in_storage(storage)
         value.version = value.held._version
+        value.reader = None  # nothing else changes the copy
+        value.others.clear()
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -24,7 +24,16 @@ from ...errors import NotSupportedError
 Run = Callable[..., Any]
 
 _lock = locks.reentrant()  # a finalizer may come at any line
-_runs: dict[int, _Entry] = {}  # by the model's id
+
+
+class _Runs(dict[int, "_Entry"]):
+    """Entries by the model's id. A pickle by value of a class, with its `forward`, has none."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, ()
+
+
+_runs = _Runs()
 _own: dict[type, tuple[Any, Any]] = {}  # what each class had, or None, and what it has instead
 
 

@@ -166,6 +166,8 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _hook_others(function: Any, out: Any, pack: Hook, unpack: Hook) -> None:
     """Put the hooks on all that a function has saved, except for parameters."""
+    if getattr(function, "clear_saved_tensors_on_access", False):
+        return  # reading them here would be that access
     nodes = (tensor.grad_fn for tensor in tensors([out]))
     node: Any = next((n for n in nodes if getattr(n, "_forward_cls", None) is function), None)
     if node is None:

@@ -35,12 +35,18 @@ class Value:
     """
 
     __slots__ = (
-        "__weakref__", "handles", "held", "made", "node", "reads", "rebuilt", "storage", "version",
+        "__weakref__", "bytes", "handles", "held", "made", "node", "others", "reader", "reads",
+        "rebuilt", "storage", "version",
     )  # fmt: skip
 
     def __init__(self, version: int, held: torch.Tensor | None, node: Node | None) -> None:
         self.version = version
         self.held = held
+        self.bytes = 0 if held is None else held.untyped_storage().nbytes()
+        # The tensor of which `held` is an alias. Others through which the program has read it, such
+        # as `data`, may have another version counter.
+        self.reader: weakref.ref[torch.Tensor] | None = None
+        self.others: list[tuple[torch.Tensor, int]] = []
         self.node = node
         self.made = node is not None  # by an op that runs again; nothing else sees its result
         self.reads = 0  # ops and handles that have referred to it
@@ -69,15 +75,30 @@ class Value:
         """Share the tensor, rebuilt for a use, with others while it is alive and unchanged."""
         self.rebuilt = weakref.ref(tensor.untyped_storage()), counter_of(tensor), tensor._version
 
+    @property
+    def unchanged(self) -> bool:
+        """True if the program has not changed `held`."""
+        assert self.held is not None
+        read = (self.held, self.version), *self.others
+        return all(tensor._version == version for tensor, version in read)
+
     def checked(self) -> torch.Tensor:
-        """Return `held`, unless it was changed.
+        """Return `held`, unless it was changed or freed.
 
         Raises:
             StateError: it was.
         """
         assert self.held is not None
-        if self.held._version != self.version:
-            raise StateError(changed(self.held, self.version, self.held._version))
+        for tensor, version in ((self.held, self.version), *self.others):
+            if tensor._version != version:
+                raise StateError(changed(tensor, version, tensor._version))
+        if self.held.untyped_storage().nbytes() < self.bytes:
+            raise StateError(
+                f"the program has freed the memory of a {self.held.dtype} tensor of shape "
+                f"{list(self.held.shape)}, from which backward rebuilds activations that were "
+                "dropped; free it after backward, or turn recomputation off for this model by "
+                "umem.deoptimize(model)"
+            )
         return self.held
 
 
