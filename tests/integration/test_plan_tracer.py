@@ -791,6 +791,41 @@ def test_a_script_with_data_parallel_has_one_gpu(tmp_path: Path) -> None:
     assert peaks[0] == peaks[1] > 0
 
 
+def test_what_a_script_imports_is_replaced_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for transformers; FlexAttention's backward pass is refused on a CPU."""
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text("")
+    (tmp_path / "transformers" / "masking_utils.py").write_text(
+        "def find_packed_sequence_indices(ids):\n    return ids[:, None] != ids[None]\n"
+    )
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch\nfrom torch import nn\n"
+        "from torch.nn.attention.flex_attention import flex_attention\n"
+        "from transformers import masking_utils\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.qkv = nn.Linear(64, 192)\n"
+        "    def forward(self, x):\n"
+        "        assert masking_utils.find_packed_sequence_indices(x) is None\n"
+        "        return torch.compile(flex_attention)(*self.qkv(x).chunk(3, -1))\n"
+        "net = Net().cuda()\noptimizer = torch.optim.SGD(net.parameters())\n"
+        "x = torch.ones(2, 4, 256, 64, device='cuda')\n"
+        "for _ in range(5):\n"
+        "    optimizer.zero_grad()\n    net(x).sum().backward()\n    optimizer.step()\n"
+    )
+    try:
+        assert script.trace(path, []).steps > 1
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+            del sys.modules[name]
+
+
 def test_a_script_that_ends_early(tmp_path: Path) -> None:
     path = tmp_path / "short.py"
     path.write_text("import torch\ntorch.zeros(3)\n")

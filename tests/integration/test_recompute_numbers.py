@@ -224,10 +224,11 @@ def test_a_change_of_what_was_first_read_by_data_is_an_error() -> None:
     inputs.clear()
 
 
-def test_memory_that_the_program_frees_is_not_read() -> None:
+@pytest.mark.parametrize("rows", [1, BATCH])  # copied after the pass, and not
+def test_memory_that_the_program_frees_is_not_read(rows: int) -> None:
     def inner(net: Net, h: Any) -> Any:
         with torch.no_grad():
-            big = torch.ones(BATCH, WIDTH)
+            big = torch.ones(rows, WIDTH)
         y = (h * net.b.bias + big).sigmoid()
         big.untyped_storage().resize_(0)
         return y

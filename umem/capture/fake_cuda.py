@@ -20,6 +20,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.amp import autocast_mode
 from torch.nn import functional
+from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.overrides import _get_current_function_mode
 from torch.utils._device import _device_constructors
@@ -41,6 +42,15 @@ _Optimizer, _LOADED = torch.optim.Optimizer, "_process_value_according_to_param_
 _SavedHooks: Any = torch.autograd.graph.saved_tensors_hooks
 # A list's parts take an eighth of the budget in a session: here, of a quarter of the lists.
 _PARTS, _LEAST_PART = 32, 16 << 20
+# Its package has a function of that name.
+_DATA_PARALLEL = sys.modules[nn.DataParallel.__module__]
+# Functions of modules that are imported late, and return None in a plan.
+_LIBRARIES = (
+    ("torch.nn.attention.flex_attention", "_validate_device"),  # the CPU has no backward pass
+    ("torch.nn.attention.flex_attention", "_warn_once"),  # of eager ops
+    # With fake tensors it assumes several texts in a row, which need a mask of all pairs of tokens.
+    ("transformers.masking_utils", "find_packed_sequence_indices"),
+)
 # Functions that read data without an op, or need a plain tensor; all others call one.
 _READERS: dict[Any, str] = {
     _Tensor.numpy: "numpy()",
@@ -57,7 +67,6 @@ def like_cuda(scope: Scope) -> Iterator[FakeTensorMode]:
         autocast_init = stack.enter_context(autocast.of_cuda(scope))
         for owner, name, value in (
             *_replacements(ways),
-            *_of_libraries(),
             *cuda_calls.replacements(scope),
             (autocast_mode.autocast, "__init__", autocast_init),
             _resizing(scope),
@@ -67,6 +76,7 @@ def like_cuda(scope: Scope) -> Iterator[FakeTensorMode]:
         stack.callback(grouping.remove, _in_parts)
         mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(ways)
+        stack.callback(modules.register_module_forward_pre_hook(_of_libraries(stack)).remove)
         yield mode
 
 
@@ -93,19 +103,22 @@ def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
         (torch, "compile", _uncompiled),
         # It asks for values, which fake tensors make up.
         (torch.distributions.Distribution, "_validate_args", False),
+        # It calls its model directly, as with one GPU; parameters report the CPU.
+        (_DATA_PARALLEL, "_get_available_device_type", _nothing),
     ]
 
 
-def _of_libraries() -> Iterator[tuple[Any, str, Any]]:
-    """Yield replacements in modules that the program has imported before it is planned."""
-    flex = sys.modules.get("torch.nn.attention.flex_attention")
-    for name in ("_validate_device", "_warn_once"):  # of the CPU, and of eager ops
-        if hasattr(flex, name):
-            yield flex, name, _nothing
-    # With fake tensors it assumes several texts in a row, which need a mask of all pairs of tokens.
-    masks = sys.modules.get("transformers.masking_utils")
-    if hasattr(masks, "find_packed_sequence_indices"):
-        yield masks, "find_packed_sequence_indices", _nothing
+def _of_libraries(stack: contextlib.ExitStack) -> Callable[[object, object], None]:
+    """Return a hook that replaces what the program has imported since, before it is used."""
+    left = list(_LIBRARIES)
+
+    def look(_module: object, _args: object) -> None:
+        for library, name in [each for each in left if each[0] in sys.modules]:
+            left.remove((library, name))
+            if hasattr(owner := sys.modules[library], name):
+                stack.enter_context(replaced(owner, name, _nothing))
+
+    return look
 
 
 def _nothing(*_args: object, **_kwargs: object) -> None:

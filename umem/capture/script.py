@@ -41,8 +41,6 @@ from .tracer import Tracer, made_up
 # The first includes the setup; the third repeats the second.
 STEPS = 3
 
-# Its package has a function of that name.
-_DATA_PARALLEL = sys.modules[torch.nn.DataParallel.__module__]
 _Iterator = data.dataloader._BaseDataLoaderIter
 
 
@@ -82,8 +80,6 @@ def trace(
             *cuda_calls.present(),
             (FakeTensor, "tolist", _zeros),  # torch asks for each number
             (torch.multiprocessing, "spawn", _in_this_process),
-            # It calls its model directly, as with one GPU; parameters report the CPU.
-            (_DATA_PARALLEL, "_get_available_device_type", lambda: None),
         ):
             stack.enter_context(replaced(owner, name, value))
         counter = _Counter(tracer, steps, least)

@@ -18,7 +18,7 @@ from .inplace import Refused, Site
 from .value_numbering import ValueNumber
 from .watcher import Watched, Watcher
 
-STEPS = 4  # tensors of the second and of the third that outlive the next one show growth
+STEPS = 4  # tensors of the second and of the third that outlive the last one show growth
 KINDS = ("in_place", "duplicate", "late", "held", "unused", "no_gradient")
 _MIN = 512  # bytes; the minimum of torch's allocators
 _STATES = ("optimizer", "grad")
@@ -305,7 +305,7 @@ def _held(watched: Watched) -> Iterator[Finding]:
             peak_bytes=None,
             line=line,
             what=f"{_count(len(sizes))} of each step, made here, "
-            "still alive at the end of the next step",
+            "still alive at the end of the last recorded step",
             fix="keep .item() or .detach().cpu() of it, or release it before the step ends",
         )
 

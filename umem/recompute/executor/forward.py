@@ -370,13 +370,13 @@ class _Dropping(DispatchMode):
         value = self._find(tensor)
         if value is None:
             value = Value(tensor._version, alias(tensor), None)
-            value.reader = weakref.ref(tensor)
+            value.read_through(tensor)
             key = tensor.untyped_storage()._cdata
             self.live[key] = weakref.ref(value, lambda dead: self._gone(key, dead))
             if not tensor.requires_grad and value.bytes <= _SMALL:
                 self._small.append(weakref.ref(value))
-        elif value.reader is not None and value.reader() is not tensor:
-            value.others.append((alias(tensor), tensor._version))
+        elif value.readers:
+            value.read_through(tensor)
         return value
 
     def _to_write(self, operator: OpSemantics, tensor: torch.Tensor) -> Value | None:
@@ -468,7 +468,7 @@ def _privately(value: Value) -> None:
         storage = copied(value.held.untyped_storage())
         value.held = refer(value.held, None).in_storage(storage)
         value.version = value.held._version
-        value.reader = None  # nothing else changes the copy
+        value.readers.clear()  # nothing else changes the copy
         value.others.clear()
 
 

@@ -35,7 +35,7 @@ class Value:
     """
 
     __slots__ = (
-        "__weakref__", "bytes", "handles", "held", "made", "node", "others", "reader", "reads",
+        "__weakref__", "bytes", "handles", "held", "made", "node", "others", "readers", "reads",
         "rebuilt", "storage", "version",
     )  # fmt: skip
 
@@ -43,9 +43,9 @@ class Value:
         self.version = version
         self.held = held
         self.bytes = 0 if held is None else held.untyped_storage().nbytes()
-        # The tensor of which `held` is an alias. Others through which the program has read it, such
-        # as `data`, may have another version counter.
-        self.reader: weakref.ref[torch.Tensor] | None = None
+        # The tensors through which the program has read `held`, views by their base. All but the
+        # first, such as `data`, may have another version counter.
+        self.readers: list[weakref.ref[torch.Tensor]] = []
         self.others: list[tuple[torch.Tensor, int]] = []
         self.node = node
         self.made = node is not None  # by an op that runs again; nothing else sees its result
@@ -77,10 +77,20 @@ class Value:
 
     @property
     def unchanged(self) -> bool:
-        """True if the program has not changed `held`."""
+        """True if the program has neither changed nor freed `held`."""
         assert self.held is not None
         read = (self.held, self.version), *self.others
-        return all(tensor._version == version for tensor, version in read)
+        there = self.held.untyped_storage().nbytes() >= self.bytes
+        return there and all(tensor._version == version for tensor, version in read)
+
+    def read_through(self, tensor: torch.Tensor) -> None:
+        """Note the version of a tensor through which the program reads `held`."""
+        base = tensor if tensor._base is None else tensor._base
+        if any(known() is base for known in self.readers):
+            return
+        if self.readers:
+            self.others.append((alias(tensor), tensor._version))
+        self.readers.append(weakref.ref(base))
 
     def checked(self) -> torch.Tensor:
         """Return `held`, unless it was changed or freed.
