@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from umem.errors import StateError  # noqa: E402
-from umem.recompute.executor.forward import Prepared, Tally, dropping  # noqa: E402
+from umem.recompute.executor.forward import Prepared, Tally, Unplanned, dropping  # noqa: E402
 from umem.recompute.planner.plan import RecomputePlan  # noqa: E402
 
 EACH_FREED = pytest.mark.parametrize("freed", FREED)
@@ -602,6 +602,35 @@ def test_views_of_another_dtype_and_writes_to_sparse_tensors(
 ) -> None:
     net = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
     assert compare(forward, net, torch.randn(4, 8), freed).dropped > 0
+
+
+class _Sines(TorchDispatchMode):
+    """The number of sines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.sin.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_long_chain_without_a_plan_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Unplanned, "keep_below", 0)
+
+    def ran(links: int) -> int:
+        weight = torch.ones(4, requires_grad=True)
+        with dropping(Unplanned(cheap=True)):
+            x = weight * 1
+            for _ in range(links):
+                x = x + 0.01 * torch.sin(x)
+        with _Sines() as sines:
+            x.sum().backward()
+        return sines.count
+
+    first, second = ran(100), ran(200)
+    assert 100 < first < second < 3 * first
 
 
 def test_an_op_with_another_result_when_it_runs_again_is_an_error() -> None:

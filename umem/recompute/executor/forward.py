@@ -45,6 +45,9 @@ from .storage_versions import (
 )
 
 _SMALL = 64 << 10  # bytes of buffers that are copied
+# A chain of cheap ops would take a time that is quadratic in its length, if it was rebuilt from its
+# begin for each of them: without a plan, the last few of so many are kept.
+_CHAIN, _CUT = 128, 8
 
 
 class Rule(Protocol):
@@ -98,9 +101,10 @@ class Unplanned:
     def __init__(self, *, cheap: bool) -> None:
         self._cheap = cheap
 
-    def drops(self, _index: int, operator: OpSemantics) -> bool:
+    def drops(self, index: int, operator: OpSemantics) -> bool:
         """Return whether the op is dropped, see Rule."""
-        return self._cheap and operator.family not in EXPENSIVE
+        cut = index % _CHAIN >= _CHAIN - _CUT
+        return self._cheap and operator.family not in EXPENSIVE and not cut
 
     def frees(self, _index: int) -> bool:
         """Return True: the memory counts more than the time of one step."""
