@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import umem
 from umem.integrations import cupy
 from umem.integrations.blocks import EXTERNAL
 
@@ -30,3 +31,10 @@ def test_an_allocator_that_was_removed_leaves_no_part(monkeypatch: pytest.Monkey
     cupy.remove()
     assert not EXTERNAL
     assert allocators[-1] is before
+
+
+@pytest.mark.parametrize("option", ["optimizer", "recompute"])
+def test_options_for_torch_are_refused(option: str) -> None:
+    with pytest.raises(umem.ConfigError, match=rf"call umem\.enable\({option}=\.\.\.\) first"):
+        umem.cupy.enable(**{option: "auto"})
+    assert not umem.is_enabled()

@@ -19,13 +19,21 @@ def enable(**options: Any) -> None:
 
     Raises:
         UmemError: as in `umem.enable`.
+        ConfigError: an option that is for torch: optimizer or recompute.
         NotSupportedError: CuPy cannot be imported, or there is no GPU.
         StateError: umem is on with other options, or this is called inside `using_allocator`.
     """
     from ..config.settings import load
+    from ..errors import ConfigError
     from ..integrations import cupy
     from . import session
 
+    for name in ("optimizer", "recompute"):
+        if name in options:
+            raise ConfigError(
+                f"umem.cupy.enable({name}={options[name]!r}) would turn umem on without torch, for "
+                f"which the option is; call umem.enable({name}=...) first, then umem.cupy.enable()"
+            )
     was_on = session.is_enabled()
     if options or not was_on:
         session.start(load({"allocator": "none", "device": "cuda", **options}))
