@@ -145,6 +145,9 @@ def test_nothing_fits_a_model_that_refuses_a_batch_of_1(
 ) -> None:
     answer = _answer(capsys, f"{program}:normalized", "--max-batch", "--budget", "20MiB")
     assert (answer["max_batch"]["batch"], answer["batch"]) == (0, 2)
+    words = ["estimate", f"{program}:normalized", "--max-batch", "--budget", "20MiB"]
+    assert cli.main(words) == 0
+    assert "none: not even a batch of 2 fits" in capsys.readouterr().out
 
 
 def test_a_script(program: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

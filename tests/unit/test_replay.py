@@ -338,6 +338,31 @@ def test_the_table_marks_the_fastest(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len({line.index("a100-pcie4") for line in rows}) == 1  # aligned
 
 
+def test_the_share_that_won_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = synthetic.training(8, 16 * PAGE, PAGE, 3, us=300.0, optimizer=True)
+    words = ["replay", str(synthetic.write(tmp_path / "t.jsonl", events)), "--optimizer"]
+    assert main([*words, "auto", "--json"]) == 0
+    best = schemas.read("replay", capsys.readouterr().out)
+    assert main([*words, f"{best['share']:.0%}", "--json"]) == 0
+    assert schemas.read("replay", capsys.readouterr().out)["step_us"] == best["step_us"]
+    assert main([*words, "auto"]) == 0
+    assert f"{best['share']:.0%} of the updates on the host" in capsys.readouterr().out
+
+
+def test_another_device_than_the_traces_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.jsonl"
+    write(path, synthetic.training(4, 2 * PAGE, 4 * PAGE, 2), device="NVIDIA H200")
+    told = "is not a device profile: transfers use a100-pcie4"
+    assert main(["replay", str(path), "--policy", "lru"]) == 0
+    assert told in capsys.readouterr().out
+    assert main(["replay", str(path), "--policy", "lru", "--json"]) == 0
+    assert told in capsys.readouterr().err
+    assert main(["replay", str(path), "--policy", "lru", "--device", "a100-pcie4"]) == 0
+    assert told not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

@@ -21,7 +21,7 @@ from umem import _core
 from umem.base.device_profiles import DeviceProfile
 from umem.base.units import MIB, with_staging
 from umem.cli import main
-from umem.errors import ConfigError
+from umem.errors import ConfigError, OutOfMemoryError
 from umem.recompute.planner.host_updates import SHARES
 from umem.report import causes, findings, make, page, timeline
 from umem.report.causes import Cause
@@ -344,6 +344,19 @@ def test_the_share_on_the_host_is_one_that_fits_the_budget(
     replay_step = replay.replay_step
     monkeypatch.setattr(replay, "replay_step", above_the_budget_at_first)
     assert replay.replay_shares(step, (0.0, 1.0), "auto", LINK, budget)[0] is tried[1]
+
+
+def test_a_share_that_does_not_fit_the_host_leaves_the_others() -> None:
+    step = step_of(synthetic.training(8, 16 * PAGE, PAGE, 3, us=300.0, optimizer=True))
+    budget, host = step.peak_bytes // 2, {"host_budget": 200 * PAGE}
+    _, best = replay.replay_shares(step, SHARES, "auto", LINK, budget, **host)
+    assert best.share is not None
+    _, alone = replay.replay_shares(step, (best.share,), "auto", LINK, budget, **host)
+    assert best.step_us == alone.step_us
+    with pytest.raises(OutOfMemoryError):
+        replay.replay_shares(step, (0.25,), "auto", LINK, budget, **host)
+    with pytest.raises(OutOfMemoryError):
+        replay.replay_shares(step, SHARES, "auto", LINK, budget, host_budget=100 * PAGE)
 
 
 @pytest.mark.parametrize(("pages", "level"), [(0, 0), (1, 1), (31, 1), (32, 2), (63, 3), (64, 4)])

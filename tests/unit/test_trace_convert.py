@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import json
@@ -21,8 +22,8 @@ from support.synthetic import random_trace, training
 
 from umem import TraceError
 from umem.cli import main
-from umem.trace import torch_snapshot
-from umem.trace.convert import convert
+from umem.trace import perfetto, torch_snapshot
+from umem.trace.convert import convert, merge
 from umem.trace.info import examine
 from umem.trace.reader import read
 from umem.trace.schema import Alloc, Event, Free, Header, Op, Step, Validator
@@ -217,6 +218,33 @@ def test_traces_of_ranks_become_one_picture(tmp_path: Path) -> None:
         assert mine == [e for e in alone[name] if e["ph"] != "M"]
         (op,) = [e for e in mine if e["name"] == "mm"]
         assert op["dur"] == (5.0 if "rank0" in name else 7.0)
+
+
+def test_many_traces_are_open_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = [tmp_path / f"t.rank{rank}.jsonl" for rank in range(4)]
+    for source in sources:
+        write(source, [Step(), Alloc(1, 4 * MIB, "param"), Op("mm", (), (1,), us=5.0), Step()])
+    most = 0
+
+    def written(stream: Any, traces: list[Any]) -> None:
+        nonlocal most
+        for trace in traces:
+            for _ in trace.events:
+                most = max(most, len(open_in(tmp_path)))
+
+    monkeypatch.setattr(perfetto, "write", written)
+    merge(sources, tmp_path / "all.json")
+    assert most == 2  # the source and the target
+
+
+def open_in(folder: Path) -> list[str]:
+    links = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the list itself
+            links.append(str(descriptor.readlink()))
+    return [link for link in links if link.startswith(str(folder))]
 
 
 def frames(*names: str) -> list[dict[str, Any]]:

@@ -77,7 +77,7 @@ def _budget(outcome: EstimateAnswer) -> Iterator[str]:
     if fit is None:
         return
     if fit.batch == 0:
-        yield _row("max batch", "none: not even a batch of 1 fits")
+        yield _row("max batch", f"none: not even a batch of {min(fit.needs)} fits")
         return
     needs = fit.needs[fit.batch]
     more = f", and each sample {_size(round(fit.sample))}" if fit.sample else ""

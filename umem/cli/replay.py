@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,6 +122,9 @@ def main(args: argparse.Namespace) -> int:
                 _show(args, row, number if len(traces) > 1 else None)
                 advance(1)
     _finish(args, rows, {number: trace.peak_bytes for number, trace in traces.items()})
+    chosen = args.node is not None or args.device or args.profile is not None
+    if not chosen and (note := device_note(recorded)):
+        print(note, file=sys.stderr if args.json else sys.stdout)
     return int(any(isinstance(row, Failure) for each in rows.values() for row in each))
 
 
@@ -162,7 +166,8 @@ def render(rows: Sequence[Row], peak: int) -> str:
         best[key] = min(row.step_us, best.get(key, row.step_us))
     lines = [HEADER, *(_cells(row, peak, best[row.device, row.budget]) for row in results)]
     table = aligned(lines, _WORDS) if results else []
-    notes = dict.fromkeys(note for note in map(raised_note, results) if note)
+    explained = [note(row) for row in results for note in (raised_note, _share_note)]
+    notes = dict.fromkeys(note for note in explained if note)
     failed = [
         f"{row.policy}, {format_bytes(row.budget)}, {row.device}: {row.error}"
         for row in rows
@@ -170,6 +175,15 @@ def render(rows: Sequence[Row], peak: int) -> str:
     ]
     legend = "* fastest; /floor and /bound: relative to proven lower bounds" if results else ""
     return "\n".join(part for part in (*table, legend, *notes, *failed) if part)
+
+
+def _share_note(row: Result) -> str:
+    if row.share is None:
+        return ""
+    return (
+        f"{row.policy} with {format_bytes(row.budget)} on {row.device}: {row.share:.0%} of the "
+        "updates on the host; /compute is relative to the step without them"
+    )
 
 
 def _cells(row: Result, peak: int, best: float) -> tuple[str, ...]:
@@ -215,6 +229,17 @@ def _profiles(args: argparse.Namespace, recorded: str, devices: int) -> list[Dev
     if args.link is not None:
         found = [device_profiles.with_link(device, *args.link) for device in found]
     return found
+
+
+def device_note(recorded: str) -> str:
+    """Say that transfers use another device than the trace's; empty if they use its own."""
+    name = own_device(recorded)
+    if name == recorded.removeprefix("soft:"):
+        return ""
+    return (
+        f"The trace names the device {recorded or 'of no name'!r}, which is not a device profile: "
+        f"transfers use {name}. --device and --profile choose another."
+    )
 
 
 def own_device(recorded: str) -> str:

@@ -155,13 +155,9 @@ def of_trace(
     if on_cpu and not trace.source.startswith("umem plan"):
         notes.append(_CPU_TIMES)
     if device is None:
-        name = replay.own_device(trace.device)
-        if name != own:
-            notes.append(
-                f"The trace names the device {trace.device or 'of no name'!r}, which is not a "
-                f"device profile: transfers use {name}. --device and --profile choose another."
-            )
-        device = device_profiles.find(name)
+        if note := replay.device_note(trace.device):
+            notes.append(note)
+        device = device_profiles.find(replay.own_device(trace.device))
         device = device if link is None else device_profiles.with_link(device, *link)
     step = trace.step
     room = budget if isinstance(budget, int) else replay.budget_of(budget, trace.peak_bytes)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ..base import collector
 from ..base.device_profiles import DeviceProfile
 from ..base.progress import Advance, ignore, over, progress
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
-from ..errors import ConfigError, PlanError, TraceError, shown
+from ..errors import ConfigError, OutOfMemoryError, PlanError, TraceError, shown
 from ..policies import registry
 from ..policies.base import Plan, PlanFunction, Policy
 from ..policies.lowering import lower
@@ -52,6 +52,9 @@ STEADY = 1e-3  # the share by which they may differ
 _ADDRESSED = 1 << 40  # bytes of a step that a replay finds addresses for, at any budget it needs
 _VICTIMS = "`victims` is asked in programs only"
 _PLANNED = 1 << 48  # bytes of a step's tensors together; planning takes columns of their pieces
+
+_Asked = TypeVar("_Asked")
+_Done = TypeVar("_Done")
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Result:
     plan_misses: int
     raised_from: int | None  # the budget asked for, where no op of that size could be held
     peak_host: int  # of the whole replay; what was evicted once keeps its host pages until freed
+    share: float | None = None  # of the updates on the host, from `replay_shares`
 
     def __str__(self) -> str:
         ratio = self.step_us / self.compute_us if self.compute_us else 1.0
@@ -98,11 +102,13 @@ class Result:
         return (0 if self.raised_from is None else self.budget), self.step_us
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; `raised_from` is there only where the budget was raised."""
+        """For JSON; `raised_from` and `share` are there only where they are known."""
         fields = asdict(self)
-        if self.raised_from is None:
-            del fields["raised_from"]
-        return fields
+        return {
+            name: value
+            for name, value in fields.items()
+            if value is not None or name not in ("raised_from", "share")
+        }
 
 
 class Recomputed(NamedTuple):
@@ -288,14 +294,32 @@ def simulate_recompute(
         OutOfMemoryError, StateError: as `simulate`.
     """
     rewritten = planner.shortlist() if mode == "auto" else [planner.plan(mode)]
-    done = []
-    for new in rewritten:
-        if new is not None:
-            result = replay_step(
-                new.step, registry.DEFAULT, planner.device, planner.budget, host_budget=host_budget
-            )
-            done.append(Recomputed(mode, new, result))
+
+    def replayed(new: Rewritten) -> Recomputed:
+        result = replay_step(
+            new.step, registry.DEFAULT, planner.device, planner.budget, host_budget=host_budget
+        )
+        return Recomputed(mode, new, result)
+
+    done = _that_fit(replayed, [new for new in rewritten if new is not None])
     return min(done, key=lambda one: one.result.step_us, default=None)
+
+
+def _that_fit(run: Callable[[_Asked], _Done], asked: Sequence[_Asked]) -> list[_Done]:
+    """Run each; leave out those that do not fit the host, unless none does.
+
+    Raises:
+        OutOfMemoryError: of the first.
+    """
+    done, refused = [], None
+    for one in asked:
+        try:
+            done.append(run(one))
+        except OutOfMemoryError as error:
+            refused = refused or error
+    if refused is not None and not done:
+        raise refused
+    return done
 
 
 def replay_shares(
@@ -310,7 +334,8 @@ def replay_shares(
 ) -> tuple[StepTrace, Result]:
     """Replay a step with each of these shares of its updates on the host; return the fastest.
 
-    The result's `compute_us` is that of the step without the updates that the host does.
+    Shares whose states do not fit the host budget are left out, unless none fits. The result's
+    `compute_us` is that of the step without the updates that the host does.
 
     Raises:
         ConfigError, PlanError, OutOfMemoryError, StateError: as `replay_step`.
@@ -318,12 +343,13 @@ def replay_shares(
     from ..recompute.planner.host_updates import candidates, on_host
 
     found = candidates(step)
-    steps = [on_host(step, found.first(share), device) for share in shares]
-    results = [
-        replay_step(new, policy, device, budget, host_budget=host_budget, repeats=repeats)
-        for new in steps
-    ]
-    return min(zip(steps, results, strict=True), key=lambda tried: tried[1].rank)
+
+    def replayed(share: float) -> tuple[StepTrace, Result]:
+        new = on_host(step, found.first(share), device)
+        result = replay_step(new, policy, device, budget, host_budget=host_budget, repeats=repeats)
+        return new, replace(result, share=share if found.updates else None)
+
+    return min(_that_fit(replayed, shares), key=lambda tried: tried[1].rank)
 
 
 def simulate_updates(

@@ -98,10 +98,16 @@ def merge(
     traces = []
     for source in paths:
         header, events = _open(source, None, partial)
+        if os.path.isfile(source):  # many ranks' files would be too many open ones
+            events = _opened_later(source, partial)
         events = _last_step(source, events) if last_step else events
         traces.append(perfetto.Shown(str(source) if alike else source.name, header, events))
     with replacing(target, TraceError) as part, part.open("w", encoding="utf-8") as stream:
         perfetto.write(stream, traces)
+
+
+def _opened_later(source: Path, partial: bool) -> Iterator[Event]:
+    yield from _open(source, None, partial)[1]
 
 
 def _open(source: Path, gpu: int | None, partial: bool) -> tuple[Header, Iterator[Event]]:
