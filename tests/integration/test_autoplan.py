@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from support.layers import Step, training  # noqa: E402
+from support.layers import Scale, Step, training  # noqa: E402
 
 import umem  # noqa: E402
 from umem.base.device_profiles import DeviceProfile  # noqa: E402
@@ -289,6 +289,51 @@ def test_another_budget_is_another_plan(tiny: Tiny, change: Callable[[], None]) 
         assert [budget >> 20 for _, budget in tiny.planned] == [24, 32]
         assert core.plan_status()["complete"] > 0
         del net, step
+
+
+@pytest.mark.parametrize("way", ["follower", "native"])
+def test_a_step_of_the_old_budget_does_not_judge_the_new_plan(way: str) -> None:
+    def shrink() -> bool:
+        core.set_device_budget(0, 24 << 20)
+        return True
+
+    class Follower:
+        steps = 0
+
+        def step_ended(self) -> bool:
+            self.steps += 1
+            return self.steps == 3 and shrink()
+
+    with umem.enable(budget="256MiB", device="soft", policy="auto") as session:
+        assert session.planner is not None
+        if way == "follower":
+            session.planner._follower = Follower()  # type: ignore[assignment]
+        umem.step()
+        _, step = training(LAYERS, WIDTH)
+        for number in range(12):
+            if number == 2 and way == "native":
+                shrink()
+            step(64)
+            umem.step()
+        assert umem.stats().plans_rolled_back == 0
+        assert core.plan_status()["plans"] != []
+        del _, step
+
+
+@pytest.mark.parametrize("empty", [{2}, {2, 5, 9}, set(range(2, 20))])
+def test_steps_without_operators_are_neither_planned_nor_compared(empty: set[int]) -> None:
+    with umem.enable(budget=BUDGET, device="soft", policy="auto"):
+        net = torch.nn.Sequential(*(Scale(1024) for _ in range(10)))
+        x = torch.randn(1024, 1024)
+        for number in range(20):
+            with torch.no_grad():
+                net(x)
+            umem.step()
+            if number in empty:
+                umem.step()
+        assert core.plan_status()["plans"] == [1]
+        assert umem.stats().plans_rolled_back == 0
+        del net, x
 
 
 def test_steps_that_never_repeat_are_planned_seldom(

@@ -45,6 +45,23 @@ def test_a_kind_that_comes_once_in_some_steps_is_planned_by_its_fourth_time(ever
     assert program.recorded == 0
 
 
+@pytest.mark.parametrize("every", [2, 8, 9, 20, 100])
+def test_a_device_that_is_used_at_intervals_is_planned_by_its_fourth_use(every: int) -> None:
+    program = Program()
+    for _ in range(4):
+        program.run(["used"])
+        for _ in range(every - 1):
+            program.schedule.step_passed()
+    assert program.planned
+    assert program.recorded <= 4
+    program.recorded = 0
+    for _ in range(100):
+        program.run(["used"])
+        for _ in range(every - 1):
+            program.schedule.step_passed()
+    assert program.recorded <= 8
+
+
 @pytest.mark.parametrize("steps", [(70, 71), (300, 700), (100, 150), (1000, 90)])
 def test_two_rare_kinds_are_planned(steps: tuple[int, int]) -> None:
     program = Program()

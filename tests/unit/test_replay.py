@@ -231,6 +231,20 @@ def test_the_host_holds_at_some_time_what_has_left(policy: str) -> None:
     assert result.peak_host >= result.bytes_out > 0
 
 
+def test_a_carried_workspace_that_is_used_in_parts_is_replayed() -> None:
+    """It is not cut, but the one that takes its place is."""
+    step = step_of([
+        Alloc(0, 32 * PAGE, "param"), Alloc(1, 16 * PAGE, "workspace"),
+        Op("x", (0,), (1,), 100.0), Step(),
+        Op("y", (0,), (1,), 100.0, parts=(1, 0, 4 * PAGE)), Free(1),
+        Alloc(2, 16 * PAGE, "workspace"), Op("z", (0,), (2,), 100.0), Step(),
+    ])  # fmt: skip
+    pieces = step.pieces
+    aliases = [(i, a) for i, a in enumerate(pieces.next_alias.tolist()) if a >= 0]
+    assert all(pieces.bytes[i] == pieces.bytes[a] for i, a in aliases)
+    assert replay.replay_step(step, "auto", LINK, 40 * PAGE).step_us > 0
+
+
 def test_a_workspace_of_the_size_of_what_is_cut_stays_in_the_plan() -> None:
     """The runtime cuts it where it is free, and leaves it where it is used; so does the plan."""
     blocks: list[Event] = [

@@ -65,6 +65,7 @@ class DevicePlanner:
         self._meter = Meter(number)
         self._budget = core.stats(number)["budget_bytes"]  # that plans are for
         self._clears = 0  # how often all plans were dropped
+        self._measured = 0  # that count, as the measured step began
         self._last = 0  # the plan that the step before followed
         self._recorded: PlannedStep | None = None  # the last one
         self._reported = False  # problems of a plan were logged
@@ -119,6 +120,7 @@ class DevicePlanner:
         """Start to measure a step."""
         if self.schedule.wants_step or self._takes_turns:
             self._meter.start()
+            self._measured = self._clears
 
     @property
     def _takes_turns(self) -> bool:
@@ -134,7 +136,8 @@ class DevicePlanner:
             self.restart()  # torch.cuda.set_per_process_memory_fraction has no hook
         self.schedule.step_used()
         # Taking a recorded step waited for the device.
-        cost = self._meter.read() if recorded or self._takes_turns else None
+        measured = (recorded or self._takes_turns) and self._measured == self._clears
+        cost = self._meter.read() if measured else None
         status = core.plan_status(self._number)
         plan = status["complete"]
         if self._layouts.step_ended(plan):

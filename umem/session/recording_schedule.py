@@ -27,7 +27,7 @@ class RecordingSchedule:
     def __init__(self) -> None:
         self.wants_step = False  # the next one is to be recorded
         self.steps = 0  # that used the device
-        self._tries = self._settled = self._tried_at = self._idle = 0
+        self._tries = self._settled = self._tried_at = self._idle = self._gap = 0
         self._wait = _SETTLED  # steps in a row that follow plans while steps are recorded
         self._due = deque[int](maxlen=_WAITS)  # steps in a row before one that is recorded
         self._begun = self._begun_at = 0  # how often, and when last, recording began
@@ -38,14 +38,17 @@ class RecordingSchedule:
         self._tries = self._settled = self._begun = 0
 
     def step_passed(self) -> None:
-        """Take the end of a step that did not use the device."""
+        """Take the end of a step that did not use the device.
+
+        A device that is used at regular, long intervals is recorded where its next use is due.
+        """
         self._idle += 1
         if self._idle >= _IDLE:
-            self.wants_step = False
+            self.wants_step = self._idle == self._gap and not self._settled
 
     def step_used(self) -> None:
         """Take the end of a step that used the device."""
-        self._idle = 0
+        self._gap, self._idle = self._idle, 0
         self.steps += 1
 
     def followed(self, plan: int, *, testing: bool) -> None:

@@ -188,11 +188,11 @@ class StepPlanner:
             planner.step_begins()
 
     def _passed(self, device: int, *, taken: bool) -> bool:
-        """Return whether the last step is known to have used other devices only."""
-        if len(self._planners) == 1:
-            return False
+        """Return whether the last step is known not to have used the device."""
         if taken:
-            return device not in self._recording.used
+            # A program whose steps have no ops at all is told so.
+            known = len(self._planners) > 1 or self._planners[device].planned is not None
+            return known and device not in self._recording.used
         status = core.plan_status(device)  # counts nothing without plans
         return bool(status["plans"]) and status["hits"] + status["misses"] == 0
 

@@ -101,6 +101,10 @@ class StepColumns:
         tags = tuple([self._events.name[row] for row in rows.tolist()])
         # One that is live where the plan begins is not cut: products use it unseen.
         workspace = np.array([tag == "workspace" for tag in tags], bool)
+        cut = self._pieces(asked, large, tensors, ranges, (kept < self._carried) & workspace)
+        next_alias = next_alias[kept]
+        if cut is not None:  # another tensor takes its place only in equal pieces
+            next_alias[(next_alias >= 0) & (cut != cut[next_alias])] = -1
         return StepTrace(
             op_us=self._us,
             op_names=tuple([self._events.name[row] for row in self._ops.tolist()]),
@@ -111,7 +115,7 @@ class StepColumns:
             kind=kind[kept],
             first=first[kept],
             last=last[kept],
-            next_alias=next_alias[kept],
+            next_alias=next_alias,
             source=self._events.id[rows],
             access_start=np.searchsorted(self._op, np.arange(len(self._ops) + 1)),
             access_tensor=tensors,
@@ -119,7 +123,7 @@ class StepColumns:
             access_read=self._reads,
             access_part=part,
             parts=parts,
-            cut=self._pieces(asked, large, tensors, ranges, (kept < self._carried) & workspace),
+            cut=cut,
         )
 
     def _lifetimes(self) -> tuple[Ints, Ints, Ints]:
