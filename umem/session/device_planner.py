@@ -65,7 +65,7 @@ class DevicePlanner:
         self._meter = Meter(number)
         self._budget = core.stats(number)["budget_bytes"]  # that plans are for
         self._clears = 0  # how often all plans were dropped
-        self._measured = 0  # that count, as the measured step began
+        self._measured = False  # the cost of this step is known
         self._last = 0  # the plan that the step before followed
         self._recorded: PlannedStep | None = None  # the last one
         self._reported = False  # problems of a plan were logged
@@ -85,6 +85,11 @@ class DevicePlanner:
         self._layouts.forget()
         self.schedule.restart()
         self._budget = core.stats(self._number)["budget_bytes"]
+
+    def restart_at_end(self) -> None:
+        """Restart for a new budget, at the end of a step that had another one."""
+        self.restart()
+        self._measured = False
 
     def clear(self) -> None:
         """Forget all plans."""
@@ -120,7 +125,7 @@ class DevicePlanner:
         """Start to measure a step."""
         if self.schedule.wants_step or self._takes_turns:
             self._meter.start()
-            self._measured = self._clears
+            self._measured = True
 
     @property
     def _takes_turns(self) -> bool:
@@ -133,11 +138,11 @@ class DevicePlanner:
             recorded: whether the recording has the step.
         """
         if core.stats(self._number)["budget_bytes"] != self._budget:
-            self.restart()  # torch.cuda.set_per_process_memory_fraction has no hook
+            self.restart_at_end()  # torch.cuda.set_per_process_memory_fraction has no hook
         self.schedule.step_used()
         # Taking a recorded step waited for the device.
-        measured = (recorded or self._takes_turns) and self._measured == self._clears
-        cost = self._meter.read() if measured else None
+        wanted = self._measured and (recorded or self._takes_turns)
+        cost = self._meter.read() if wanted else None
         status = core.plan_status(self._number)
         plan = status["complete"]
         if self._layouts.step_ended(plan):

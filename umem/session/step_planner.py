@@ -74,7 +74,8 @@ class StepPlanner:
         self._busy = True
         try:
             if self._follower is not None and self._follower.step_ended():
-                self.restart()
+                for planner in self._planners.values():
+                    planner.restart_at_end()
             if not self._off:
                 self._plan()
             if self._file is not None:
