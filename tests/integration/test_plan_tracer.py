@@ -342,23 +342,6 @@ def test_checkpointing_needs_less_and_computes_again() -> None:
     assert flops[1] == pytest.approx(flops[0] * 7 / 6, rel=0.02)
 
 
-def test_a_copy_of_a_model_has_parameters() -> None:
-    def make() -> Any:
-        net = nn.Linear(64, 64)
-        averaged = torch.optim.swa_utils.AveragedModel(net)
-
-        def step() -> None:
-            net(torch.ones(8, 64)).sum().backward()
-            averaged.update_parameters(net)
-
-        return net, step
-
-    step = _step(program.trace(make))
-    assert [tag for tag, size in zip(step.tags, step.bytes, strict=True) if size == 64 * 64 * 4][
-        :2
-    ] == ["param", "param"]
-
-
 class Squared(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:

@@ -220,7 +220,6 @@ class _LikeCuda(FunctionMode):
             _Tensor.cpu: self._cpu,
             _Tensor.to: self._to,
             _Tensor.type_as: lambda tensor, other: self._to(tensor, other),
-            _Tensor.__deepcopy__: self._copied,
             _Tensor.pin_memory: lambda tensor, *_args, **_kwargs: tensor,
             **{reader: self._reader(reader, name) for reader, name in _READERS.items()},
         }
@@ -277,13 +276,6 @@ class _LikeCuda(FunctionMode):
         rest = args if "device" in kwargs else args[1:]
         kwargs = {key: value for key, value in kwargs.items() if key != "device"}
         return moved.to(torch.device("cpu"), *rest, **kwargs)
-
-    def _copied(self, tensor: _Tensor, memo: dict[int, Any]) -> _Tensor:
-        """Copy it; a copied model, such as a moving average of another, has parameters too."""
-        made: _Tensor = tensor.__deepcopy__(memo)
-        if isinstance(tensor, nn.Parameter):
-            self._scope.tracer.tag(made, "param")
-        return made
 
     def _moved(self, tensor: _Tensor, on_host: bool) -> _Tensor:
         """Return a copy on the other side; the tensor itself if it is there already."""
