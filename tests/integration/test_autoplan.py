@@ -331,7 +331,10 @@ def test_steps_without_operators_are_neither_planned_nor_compared(empty: set[int
             umem.step()
             if number in empty:
                 umem.step()
-        assert core.plan_status()["plans"] == [1]
+            if number == 3 and len(empty) > 2:  # while steps are recorded
+                umem.set_budget("26MiB")
+                umem.step()
+        assert len(core.plan_status()["plans"]) == 1
         assert umem.stats().plans_rolled_back == 0
         del net, x
 

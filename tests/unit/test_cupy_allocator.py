@@ -33,8 +33,10 @@ def test_an_allocator_that_was_removed_leaves_no_part(monkeypatch: pytest.Monkey
     assert allocators[-1] is before
 
 
-@pytest.mark.parametrize("option", ["optimizer", "recompute"])
-def test_options_for_torch_are_refused(option: str) -> None:
-    with pytest.raises(umem.ConfigError, match=rf"call umem\.enable\({option}=\.\.\.\) first"):
-        umem.cupy.enable(**{option: "auto"})
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_updates_of_torchs_optimizers_are_refused(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if by == "environment":
+        monkeypatch.setenv("UMEM_OPTIMIZER", "host")
+    with pytest.raises(umem.ConfigError, match="turns umem on without torch"):
+        umem.cupy.enable(**({"optimizer": "host"} if by == "argument" else {}))
     assert not umem.is_enabled()

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from umem.errors import StateError  # noqa: E402
+from umem.recompute.executor import forward as forward_module  # noqa: E402
 from umem.recompute.executor.forward import Prepared, Tally, Unplanned, dropping  # noqa: E402
 from umem.recompute.planner.plan import RecomputePlan  # noqa: E402
 
@@ -616,21 +617,30 @@ class _Sines(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_long_chain_without_a_plan_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("side", [1, 7])  # ops beside the addition of each link
+def test_a_long_chain_without_a_plan_takes_linear_time(
+    side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Unplanned, "keep_below", 0)
+    monkeypatch.setattr(forward_module, "_CHAIN", 31)  # 1/4 of what it is
+    monkeypatch.setattr(forward_module, "_CUT", 2)
 
     def ran(links: int) -> int:
         weight = torch.ones(4, requires_grad=True)
         with dropping(Unplanned(cheap=True)):
             x = weight * 1
             for _ in range(links):
-                x = x + 0.01 * torch.sin(x)
+                y = x
+                for _ in range(side):
+                    y = torch.sin(y)
+                x = x + y
         with _Sines() as sines:
             x.sum().backward()
         return sines.count
 
-    first, second = ran(100), ran(200)
-    assert 100 < first < second < 3 * first
+    links = 400 // (side + 1)
+    first, second = ran(links), ran(2 * links)
+    assert links < first < second < 3 * first
 
 
 def test_an_op_with_another_result_when_it_runs_again_is_an_error() -> None:

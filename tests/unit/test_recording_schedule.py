@@ -53,13 +53,12 @@ def test_a_device_that_is_used_at_intervals_is_planned_by_its_fourth_use(every: 
         for _ in range(every - 1):
             program.schedule.step_passed()
     assert program.planned
-    assert program.recorded <= 4
     program.recorded = 0
     for _ in range(100):
         program.run(["used"])
         for _ in range(every - 1):
             program.schedule.step_passed()
-    assert program.recorded <= 8
+    assert 2 <= program.recorded <= 8  # the plan's trial, and no more
 
 
 @pytest.mark.parametrize("steps", [(70, 71), (300, 700), (100, 150), (1000, 90)])

@@ -19,7 +19,7 @@ def enable(**options: Any) -> None:
 
     Raises:
         UmemError: as in `umem.enable`.
-        ConfigError: an option that is for torch: optimizer or recompute.
+        ConfigError: the option optimizer, which is for torch.
         NotSupportedError: CuPy cannot be imported, or there is no GPU.
         StateError: umem is on with other options, or this is called inside `using_allocator`.
     """
@@ -28,15 +28,15 @@ def enable(**options: Any) -> None:
     from ..integrations import cupy
     from . import session
 
-    for name in ("optimizer", "recompute"):
-        if name in options:
-            raise ConfigError(
-                f"umem.cupy.enable({name}={options[name]!r}) would turn umem on without torch, for "
-                f"which the option is; call umem.enable({name}=...) first, then umem.cupy.enable()"
-            )
     was_on = session.is_enabled()
     if options or not was_on:
-        session.start(load({"allocator": "none", "device": "cuda", **options}))
+        settings = load({"allocator": "none", "device": "cuda", **options})
+        if not was_on and settings.optimizer.value != 0:
+            raise ConfigError(
+                f"{settings.origins['optimizer']}: umem.cupy.enable() turns umem on without torch, "
+                "for which the option optimizer is; call umem.enable() first"
+            )
+        session.start(settings)
     try:
         cupy.install()
     except BaseException:

@@ -159,7 +159,7 @@ class DevicePlanner:
             self.schedule.followed(plan, testing=testing)
             if judge is not None and judge.tries_again(plan):
                 self.schedule.wants_step = True
-        elif self.schedule.left(recorded=recorded):
+        elif self.schedule.left(recorded=recorded and self._measured):
             self._plan(cost if cost and _without_plan(status) else None)
 
     def _plan_without_layout(self, plan: int) -> None:

@@ -44,7 +44,7 @@ class RecordingSchedule:
         """
         self._idle += 1
         if self._idle >= _IDLE:
-            self.wants_step = self._idle == self._gap and not self._settled
+            self.wants_step = self._idle == self._gap and self._settled < _SETTLED
 
     def step_used(self) -> None:
         """Take the end of a step that used the device."""

@@ -192,7 +192,7 @@ class StepPlanner:
         """Return whether the last step is known not to have used the device."""
         if taken:
             # A program whose steps have no ops at all is told so.
-            known = len(self._planners) > 1 or self._planners[device].planned is not None
+            known = len(self._planners) > 1 or self._recording.builder(device).steps > 0
             return known and device not in self._recording.used
         status = core.plan_status(device)  # counts nothing without plans
         return bool(status["plans"]) and status["hits"] + status["misses"] == 0

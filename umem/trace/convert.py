@@ -98,7 +98,8 @@ def merge(
     traces = []
     for source in paths:
         header, events = _open(source, None, partial)
-        if os.path.isfile(source):  # many ranks' files would be too many open ones
+        # Many ranks' files would be too many open ones; a pipe, and a snapshot, is read once.
+        if os.path.isfile(source) and not _is_snapshot(source):
             events = _opened_later(source, partial)
         events = _last_step(source, events) if last_step else events
         traces.append(perfetto.Shown(str(source) if alike else source.name, header, events))
@@ -106,19 +107,23 @@ def merge(
         perfetto.write(stream, traces)
 
 
+def _is_snapshot(source: Path) -> bool:
+    """Return whether it is a pickle; a pipe is read once, as a trace."""
+    if not os.path.isfile(source):
+        return False
+    try:
+        with source.open("rb") as file:
+            return file.read(1) == torch_snapshot.PICKLE
+    except OSError as error:
+        raise TraceError(f"{source}: {error.strerror}") from None
+
+
 def _opened_later(source: Path, partial: bool) -> Iterator[Event]:
     yield from _open(source, None, partial)[1]
 
 
 def _open(source: Path, gpu: int | None, partial: bool) -> tuple[Header, Iterator[Event]]:
-    pickled = False
-    if os.path.isfile(source):  # a pipe is read once, as a trace
-        try:
-            with source.open("rb") as file:
-                pickled = file.read(1) == torch_snapshot.PICKLE
-        except OSError as error:
-            raise TraceError(f"{source}: {error.strerror}") from None
-    if pickled:
+    if _is_snapshot(source):
         return torch_snapshot.read(source, gpu)
     if gpu is not None:
         raise TraceError(f"{source}: --gpu is for memory snapshots; leave it out")

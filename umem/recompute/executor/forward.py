@@ -46,8 +46,9 @@ from .storage_versions import (
 
 _SMALL = 64 << 10  # bytes of buffers that are copied
 # A chain of cheap ops would take a time that is quadratic in its length, if it was rebuilt from its
-# begin for each of them: without a plan, the last few of so many are kept.
-_CHAIN, _CUT = 128, 8
+# begin for each of them: without a plan, the last few of so many are kept. An odd number, so that
+# they are others in each link of a chain.
+_CHAIN, _CUT = 127, 8
 
 
 class Rule(Protocol):
