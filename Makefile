@@ -51,10 +51,10 @@ BUILD_EXTENSION := python -I -c \
 demo: $(INSTALLED)
 	$(BIN)/python -m umem demo --report umem-demo.html $(DEMO_ARGS)
 
-# The inner loop: lint, and those of the tests that the change touches for which there is time.
-# Which change: make check AFFECTED_ARGS='--base main'
 CHECK_SECONDS ?= 90
 STARTED := $(shell date +%s)
+# The inner loop: lint, and those of the tests that the change touches for which there is time.
+# Which change: make check AFFECTED_ARGS='--base main'
 # Python files are read from the tree, also by programs that tests start in other folders.
 check: lint
 	tests="$$($(BIN)/python tools/affected_tests.py \

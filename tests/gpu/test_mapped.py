@@ -17,6 +17,9 @@ def used():
     return (total - free) // MIB
 def start(budget="16MiB", **options):
     return enable(budget, backing="mapped", **options)
+def refuse_a_prefetch():
+    for nth in range(1, 5):  # on the device and on the host, and both again
+        soft.inject("cuMemSetAccess", nth, 2)
 """
 
 
@@ -385,13 +388,11 @@ def test_what_cannot_be_brought_in_ahead_is_brought_when_it_is_used(program: Pro
             torch.cuda.synchronize()
             umem.evict(tensors)
             torch.cuda.synchronize()
-            for nth in range(1, 5):  # on the device and on the host, and both again
-                soft.inject("cuMemSetAccess", nth, 2)
+            refuse_a_prefetch()
             umem.prefetch(tensors[0])
             torch.cuda.synchronize()
             print(float((tensors[0] + 1)[0]), intact(tensors), soft.races())
-            for nth in range(1, 5):
-                soft.inject("cuMemSetAccess", nth, 2)
+            refuse_a_prefetch()
             umem.evict(tensors)
             umem.prefetch(tensors[1])
         print(intact(tensors), soft.races())
@@ -409,8 +410,7 @@ def test_addresses_of_what_could_not_be_brought_in_serve_the_next_block(program:
             torch.cuda.synchronize()
             umem.evict(tensors)
             torch.cuda.synchronize()
-            for nth in range(1, 5):  # on the device and on the host, and both again
-                soft.inject("cuMemSetAccess", nth, 2)
+            refuse_a_prefetch()
             umem.prefetch(tensors[0])
             torch.cuda.synchronize()
             address = tensors.pop(0).data_ptr()

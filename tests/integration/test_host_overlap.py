@@ -927,6 +927,11 @@ def test_a_copy_of_an_optimizer_with_masters_is_a_plain_one(how: str) -> None:
         gc.collect()
 
 
+def averages_and_masters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    names = ("exp_avg", "master")
+    return [state[name].clone() for state in optimizer.state.values() for name in names]
+
+
 def test_masters_are_loaded_as_hooks_of_a_later_time_adapt_them() -> None:
     def loaded(late: bool) -> list[torch.Tensor]:
         model = net(torch.bfloat16)
@@ -944,8 +949,7 @@ def test_masters_are_loaded_as_hooks_of_a_later_time_adapt_them() -> None:
         backward(model)
         optimizer.step()
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        found = [state[name].clone() for state in optimizer.state.values()
-                 for name in ("exp_avg", "master")]  # fmt: skip
+        found = averages_and_masters(optimizer)
         paged.remove()
         return found
 
@@ -969,8 +973,7 @@ def test_masters_of_a_checkpoint_are_the_choice_of_auto() -> None:
         for _ in range(2):
             backward(model)
             optimizer.step()
-        found = [state[name].clone() for state in optimizer.state.values()
-                 for name in ("exp_avg", "master")]  # fmt: skip
+        found = averages_and_masters(optimizer)
         paged.remove()
         return found
 

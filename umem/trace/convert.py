@@ -100,7 +100,7 @@ def merge(
         header, events = _open(source, None, partial)
         # Many ranks' files would be too many open ones; a pipe, and a snapshot, is read once.
         if os.path.isfile(source) and not _is_snapshot(source):
-            events = _opened_later(source, partial)
+            events = _read_later(source, partial)
         events = _last_step(source, events) if last_step else events
         traces.append(perfetto.Shown(str(source) if alike else source.name, header, events))
     with replacing(target, TraceError) as part, part.open("w", encoding="utf-8") as stream:
@@ -118,8 +118,8 @@ def _is_snapshot(source: Path) -> bool:
         raise TraceError(f"{source}: {error.strerror}") from None
 
 
-def _opened_later(source: Path, partial: bool) -> Iterator[Event]:
-    yield from _open(source, None, partial)[1]
+def _read_later(source: Path, partial: bool) -> Iterator[Event]:
+    yield from read(source, partial=partial)[1]
 
 
 def _open(source: Path, gpu: int | None, partial: bool) -> tuple[Header, Iterator[Event]]:

@@ -79,9 +79,14 @@ class Value:
     def unchanged(self) -> bool:
         """True if the program has neither changed nor freed `held`."""
         assert self.held is not None
-        read = (self.held, self.version), *self.others
         there = self.held.untyped_storage().nbytes() >= self.bytes
-        return there and all(tensor._version == version for tensor, version in read)
+        return there and self._changed() is None
+
+    def _changed(self) -> tuple[torch.Tensor, int] | None:
+        """Return what was changed since the program read `held` through it, with its version."""
+        assert self.held is not None
+        read = (self.held, self.version), *self.others
+        return next((each for each in read if each[0]._version != each[1]), None)
 
     def read_through(self, tensor: torch.Tensor) -> None:
         """Note the version of a tensor through which the program reads `held`."""
@@ -99,17 +104,17 @@ class Value:
             StateError: it was.
         """
         assert self.held is not None
-        for tensor, version in ((self.held, self.version), *self.others):
-            if tensor._version != version:
-                raise StateError(changed(tensor, version, tensor._version))
-        if self.held.untyped_storage().nbytes() < self.bytes:
-            raise StateError(
-                f"the program has freed the memory of a {self.held.dtype} tensor of shape "
-                f"{list(self.held.shape)}, from which backward rebuilds activations that were "
-                "dropped; free it after backward, or turn recomputation off for this model by "
-                "umem.deoptimize(model)"
-            )
-        return self.held
+        if self.unchanged:
+            return self.held
+        if (found := self._changed()) is not None:
+            tensor, version = found
+            raise StateError(changed(tensor, version, tensor._version))
+        raise StateError(
+            f"the program has freed the memory of a {self.held.dtype} tensor of shape "
+            f"{list(self.held.shape)}, from which backward rebuilds activations that were "
+            "dropped; free it after backward, or turn recomputation off for this model by "
+            "umem.deoptimize(model)"
+        )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
